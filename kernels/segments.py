@@ -1,0 +1,125 @@
+"""The packed layout that every operator takes: which rows of a step belong to which document.
+
+A step holds the segments of many documents end to end. Each entry is a run of consecutive tokens of one document; it
+begins on a tile (64 rows), so the rows between its last token and the next tile are padding. Padding rows are ordinary
+finite rows (a pad token through every layer): an operator may read them, but they change no state and nothing of theirs is used.
+
+State lives in tables with one slot a lane. An entry reads its initial state from slot `lane_in` and leaves its final
+state in slot `lane_out`; -1 stands for the zero state and for a state that nobody needs again. The two differ when a
+document starts from a prefix that many share, and a document that begins and ends in one step needs no slot at all.
+No two entries of a step write one slot, and no entry reads a slot that another one writes, so entries never race.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+TILE = 64
+"""Tokens in a tile: every entry begins on a multiple of it."""
+
+NO_LANE = -1
+"""As `lane_in`: begin from the zero state. As `lane_out`: the final state is not kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A run of consecutive tokens of one document inside a step."""
+
+    first_tile: int
+    """Tile of the step on which the entry begins."""
+    num_tokens: int
+    """Real tokens, at least 1; the entry occupies ceil(num_tokens / TILE) tiles."""
+    position: int = 0
+    """Position in the document of the entry's first token, a multiple of TILE."""
+    lane_in: int = NO_LANE
+    lane_out: int = NO_LANE
+    ends: bool = False
+    """The document ends with this entry."""
+
+    @property
+    def num_tiles(self) -> int:
+        return -(-self.num_tokens // TILE)
+
+    @property
+    def rows(self) -> slice:
+        """Rows of the step that hold the entry's real tokens."""
+        start = self.first_tile * TILE
+        return slice(start, start + self.num_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """One step's entries, on the host (`entries`) and as int32 tensors [E] on the device (everything else)."""
+
+    entries: tuple[Entry, ...]
+    num_tiles: int
+    """Tiles of the whole step: its tensors have T = num_tiles * TILE rows."""
+    first_tile: torch.Tensor
+    num_tokens: torch.Tensor
+    position_tile: torch.Tensor
+    """Position of the entry's first token in the document, in tiles."""
+    lane_in: torch.Tensor
+    lane_out: torch.Tensor
+
+    @classmethod
+    def pack(
+        cls,
+        entries: Sequence[Entry],
+        num_tiles: int,
+        device: torch.device | str = "cpu",
+        *,
+        slots: int | None = None,
+    ) -> Segments:
+        """Check `entries` and lay them out for `device`.
+
+        slots: length of the device tensors, for steps of one constant shape; those past the entries hold 0 tokens.
+
+        Raises ValueError where entries overlap, leave the step, are misaligned, or race for a lane.
+        """
+        _check(entries, num_tiles)
+        count = len(entries) if slots is None else slots
+        if count < len(entries):
+            raise ValueError(f"slots: expected at least {len(entries)} (the entries), got {count}")
+        table = torch.zeros((5, count), dtype=torch.int32)
+        table[3:] = NO_LANE
+        for e, entry in enumerate(entries):
+            table[:, e] = torch.tensor(
+                (entry.first_tile, entry.num_tokens, entry.position // TILE, entry.lane_in, entry.lane_out)
+            )
+        first_tile, num_tokens, position_tile, lane_in, lane_out = table.to(device).unbind(0)
+        return cls(tuple(entries), num_tiles, first_tile, num_tokens, position_tile, lane_in, lane_out)
+
+    @property
+    def num_rows(self) -> int:
+        """T, the rows of the step's tensors."""
+        return self.num_tiles * TILE
+
+    def real_rows(self) -> torch.Tensor:
+        """Mask [T], bool, on the host: the rows that hold tokens."""
+        mask = torch.zeros(self.num_rows, dtype=torch.bool)
+        for entry in self.entries:
+            mask[entry.rows] = True
+        return mask
+
+
+def _check(entries: Sequence[Entry], num_tiles: int) -> None:
+    end = 0
+    for e, entry in enumerate(entries):
+        if entry.num_tokens < 1:
+            raise ValueError(f"entries[{e}].num_tokens: expected at least 1, got {entry.num_tokens}")
+        if entry.position % TILE:
+            raise ValueError(f"entries[{e}].position: expected a multiple of {TILE}, got {entry.position}")
+        if entry.first_tile < end:
+            raise ValueError(f"entries[{e}].first_tile: expected at least {end} (in order, not overlapping), got {entry.first_tile}")
+        end = entry.first_tile + entry.num_tiles
+    if end > num_tiles:
+        raise ValueError(f"num_tiles: expected at least {end} (the entries' end), got {num_tiles}")
+    written = [entry.lane_out for entry in entries if entry.lane_out != NO_LANE]
+    if len(set(written)) != len(written):
+        raise ValueError(f"lane_out: expected no slot twice in a step, got {sorted(written)}")
+    for e, entry in enumerate(entries):
+        if entry.lane_in != entry.lane_out and entry.lane_in in set(written):
+            raise ValueError(f"entries[{e}].lane_in: slot {entry.lane_in} is written by another entry of the same step")

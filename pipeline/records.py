@@ -1,0 +1,252 @@
+"""The nouns: what passes between the verbs of a document's journey, and the Arrow schemas of what is written.
+
+    Shard -> read -> Document -> tokenize -> TokenStream -> engine -> WindowRow, TokensRow, DocumentRow -> write -> ShardReport
+                  \\-> ErrorRow, from any verb, goes straight to write
+
+A row of the input is named by (shard, ordinal): the ordinal counts the shard's rows from 0, in input order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from longscan.pipeline.config import TaskConfig
+
+Ids = npt.NDArray[np.int32]
+Vector = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    num_rows: int
+    num_bytes: int
+    """Uncompressed bytes of the column that is read: an estimate of its text."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One input file as the planner found it."""
+
+    path: str
+    """What opens it: an absolute path or a URI. May hold credentials: never logged, never written to provenance."""
+    name: str
+    """Its path under the input's root, with forward slashes: part of document ids and of messages."""
+    size: int
+    version: str
+    """Modification time in nanoseconds, or the store's etag."""
+    row_groups: tuple[RowGroup, ...]
+    error: str | None = None
+    """Why the file cannot be read at all; it then has no row groups and becomes one row of errors/."""
+
+    @property
+    def num_rows(self) -> int:
+        return sum(group.num_rows for group in self.row_groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of rows inside one row group of one file. `row_group` is -1 for a file that cannot be read at all."""
+
+    file: SourceFile
+    row_group: int
+    start: int
+    """First row, counted from the row group's first."""
+    stop: int
+    first_row: int
+    """Row of `start` counted from the file's first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A planned set of input rows: what a worker takes, commits and retries."""
+
+    index: int
+    total: int
+    pieces: tuple[Piece, ...]
+    estimated_tokens: int
+
+    @property
+    def num_rows(self) -> int:
+        return sum(piece.stop - piece.start for piece in self.pieces)
+
+    @property
+    def part_name(self) -> str:
+        return f"part-{self.index:05d}-of-{self.total:05d}.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One row of the input. Exactly one of `text` and `token_ids` is set."""
+
+    ordinal: int
+    doc_id: str
+    file: str
+    row: int
+    text: memoryview | None
+    """The text's UTF-8 bytes as they lie in the Arrow buffer, checked to be valid UTF-8."""
+    token_ids: Ids | None
+    passthrough: pa.RecordBatch
+    """One row: the passthrough columns, possibly none."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBlock:
+    """Consecutive tokens of a document, as the tokenizer gives them."""
+
+    ids: Ids
+    char_starts: npt.NDArray[np.int64] | None = None
+    """Per token, in code points from the document's start; None unless windows ask for them."""
+    char_ends: npt.NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStream:
+    """A document on its way into the engine. `blocks` is lazy and read once; it may raise DocumentError."""
+
+    document: Document
+    blocks: Iterator[TokenBlock]
+    num_bytes: int | None
+    """UTF-8 bytes of the text; None where token ids came in."""
+    estimated_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentRow:
+    """A finished document. `vectors` maps a pooling to its vector, None for a document of no tokens."""
+
+    document: Document
+    num_tokens: int
+    vectors: Mapping[str, Vector | None] = field(default_factory=dict)
+    log_likelihood: float | None = None
+    num_scored_tokens: int | None = None
+    num_bytes: int | None = None
+    bits_per_byte: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRow:
+    document: Document
+    window_index: int
+    token_start: int
+    token_end: int
+    char_start: int | None
+    char_end: int | None
+    vectors: Mapping[str, Vector] = field(default_factory=dict)
+    log_likelihood: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokensRow:
+    document: Document
+    token_start: int
+    token_ids: Ids
+    logprobs: npt.NDArray[np.float32]
+    """NaN, written as null, where a token has no score (the first one under first_token=skip)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRow:
+    """A row, or a whole file (`row` None), that could not be processed."""
+
+    ordinal: int
+    doc_id: str | None
+    file: str
+    row: int | None
+    stage: str
+    error: str
+    message: str
+
+
+Outcome = DocumentRow | WindowRow | TokensRow | ErrorRow
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReport:
+    """What a committed shard holds: a line of the run's manifest."""
+
+    index: int
+    num_documents: int
+    num_errors: int
+    num_tokens: int
+    num_windows: int
+    seconds: float
+
+
+def vector_type(task: TaskConfig, width: int) -> pa.DataType:
+    """fixed_size_list of the vectors written: `truncate_dim` or the model's `width`, of float32 or float16."""
+    value = pa.float16() if task.embedding.dtype == "float16" else pa.float32()
+    return pa.list_(value, task.embedding.truncate_dim or width)
+
+
+def embedding_columns(task: TaskConfig) -> dict[str, str]:
+    """Pooling -> column: `embedding` for a single pooling, `embedding_<pooling>` where several are asked for."""
+    if not task.embeds:
+        return {}
+    poolings = task.embedding.pooling
+    return {p: "embedding" if len(poolings) == 1 else f"embedding_{p}" for p in poolings}
+
+
+def documents_schema(task: TaskConfig, width: int, passthrough: pa.Schema) -> pa.Schema:
+    fields = [pa.field("doc_id", pa.string(), nullable=False), pa.field("num_tokens", pa.int64(), nullable=False)]
+    fields += [pa.field(f.name, f.type, f.nullable, f.metadata) for f in passthrough]
+    fields += [pa.field(column, vector_type(task, width)) for column in embedding_columns(task).values()]
+    if task.scores:
+        fields += [
+            pa.field("log_likelihood", pa.float64()),
+            pa.field("num_scored_tokens", pa.int64()),
+            pa.field("num_bytes", pa.int64()),
+            pa.field("bits_per_byte", pa.float64()),
+        ]
+    return pa.schema(fields)
+
+
+def has_windows(task: TaskConfig) -> bool:
+    return window_tokens(task) is not None
+
+
+def window_tokens(task: TaskConfig) -> int | None:
+    """Size of the windows in tokens. Where both tasks ask for windows they ask for one size (`config.validate`)."""
+    sizes = [task.embedding.window_tokens] * task.embeds + [task.score.window_tokens] * task.scores
+    return next((size for size in sizes if size is not None), None)
+
+
+def windows_schema(task: TaskConfig, width: int) -> pa.Schema:
+    fields = [
+        pa.field("doc_id", pa.string(), nullable=False),
+        pa.field("window_index", pa.int64(), nullable=False),
+        pa.field("token_start", pa.int64(), nullable=False),
+        pa.field("token_end", pa.int64(), nullable=False),
+        pa.field("char_start", pa.int64()),
+        pa.field("char_end", pa.int64()),
+    ]
+    if task.embeds and task.embedding.window_tokens is not None:
+        fields += [pa.field(column, vector_type(task, width)) for column in embedding_columns(task).values()]
+    if task.scores and task.score.window_tokens is not None:
+        fields += [pa.field("log_likelihood", pa.float64())]
+    return pa.schema(fields)
+
+
+TOKENS_SCHEMA = pa.schema(
+    [
+        pa.field("doc_id", pa.string(), nullable=False),
+        pa.field("token_start", pa.int64(), nullable=False),
+        pa.field("token_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("logprobs", pa.list_(pa.float32()), nullable=False),
+    ]
+)
+
+ERRORS_SCHEMA = pa.schema(
+    [
+        pa.field("doc_id", pa.string()),
+        pa.field("file", pa.string(), nullable=False),
+        pa.field("row", pa.int64()),
+        pa.field("stage", pa.string(), nullable=False),
+        pa.field("error", pa.string(), nullable=False),
+        pa.field("message", pa.string(), nullable=False),
+    ]
+)
