@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -50,9 +51,12 @@ class Entry:
         return slice(start, start + self.num_tokens)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Segments:
-    """One step's entries, on the host (`entries`) and as int32 tensors [E] on the device (everything else)."""
+    """One step's entries, on the host (`entries`) and as int32 tensors [E] on the device (everything else).
+
+    Without slots, so that what operators derive from the entries is derived once a step, not once a layer.
+    """
 
     entries: tuple[Entry, ...]
     num_tiles: int
@@ -83,12 +87,9 @@ class Segments:
         count = len(entries) if slots is None else slots
         if count < len(entries):
             raise ValueError(f"slots: expected at least {len(entries)} (the entries), got {count}")
-        table = torch.zeros((5, count), dtype=torch.int32)
-        table[3:] = NO_LANE
-        for e, entry in enumerate(entries):
-            table[:, e] = torch.tensor(
-                (entry.first_tile, entry.num_tokens, entry.position // TILE, entry.lane_in, entry.lane_out)
-            )
+        rows = [(entry.first_tile, entry.num_tokens, entry.position // TILE, entry.lane_in, entry.lane_out) for entry in entries]
+        rows += [(0, 0, 0, NO_LANE, NO_LANE)] * (count - len(entries))
+        table = torch.tensor(rows, dtype=torch.int32).reshape(count, 5).T.contiguous()
         first_tile, num_tokens, position_tile, lane_in, lane_out = table.to(device).unbind(0)
         return cls(tuple(entries), num_tiles, first_tile, num_tokens, position_tile, lane_in, lane_out)
 
@@ -96,6 +97,11 @@ class Segments:
     def num_rows(self) -> int:
         """T, the rows of the step's tensors."""
         return self.num_tiles * TILE
+
+    @cached_property
+    def highest_lane(self) -> int:
+        """The highest slot that an entry reads or writes; NO_LANE where none does."""
+        return max((max(entry.lane_in, entry.lane_out) for entry in self.entries), default=NO_LANE)
 
     def real_rows(self) -> torch.Tensor:
         """Mask [T], bool, on the host: the rows that hold tokens."""
