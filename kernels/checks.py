@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
-
 from longscan.kernels.segments import Segments
 
 Backend = Literal["torch", "cutile"]

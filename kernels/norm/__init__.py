@@ -6,7 +6,6 @@ Zhang and Sennrich, *Root Mean Square Layer Normalization* (arXiv 1910.07467); t
 from __future__ import annotations
 
 import torch
-
 from longscan.kernels.checks import Backend, check_backend, check_float, check_like, check_rank, check_shape
 
 

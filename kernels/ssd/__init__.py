@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 
 import torch
-
 from longscan.kernels.checks import Backend, check_backend, check_float, check_lanes, check_like, check_rank, check_shape
 from longscan.kernels.segments import Segments
 
