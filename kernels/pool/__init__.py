@@ -1,0 +1,153 @@
+"""pool: vectors of documents and of their windows, from hidden states that pass by a step at a time.
+
+    mean           sum h_i / n
+    last           h_n
+    max            the largest of each dimension
+    weighted_mean  sum i h_i / sum i        i counts from 1 at the start of the document, or of the window
+
+Sums are float64. A tile's 64 rows are summed first, in one fixed order, then the tiles one after the other in the order
+of their positions: so a vector's bits depend neither on where its document was cut nor on what else was in the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from longscan.kernels.segments import TILE, Segments
+
+POOLINGS = ("mean", "last", "max", "weighted_mean")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """What pooling carries from step to step: tables with the slot first, so that a lane is `table[lane]` of each.
+
+    tables: name -> [S, D]. `mean` and `weighted_mean` float64 sums since the document's start, `max` fp32, and the same
+        under `window_mean`, `window_weighted_mean`, `window_max` since the start of the window that is open. Only what the
+        poolings need: `last` needs nothing, and without windows there are no `window_` tables.
+    """
+
+    tables: dict[str, torch.Tensor]
+
+    @classmethod
+    def new(
+        cls, slots: int, width: int, poolings: Sequence[str], window_tokens: int | None, device: torch.device | str = "cpu"
+    ) -> PoolState:
+        """Tables of the empty state: sums 0, maxima -inf."""
+        names = _table_names(poolings, window_tokens)
+        return cls({name: empty_table(name, slots, width, device) for name in names})
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOutput:
+    """Vectors that a step finished, fp32, not normalised."""
+
+    documents: dict[str, torch.Tensor]
+    """pooling -> [documents that end in the step, D], in the order of their entries."""
+    windows: dict[str, torch.Tensor]
+    """pooling -> [W, D], windows that close in the step, in the order of `closed_windows`; no poolings without windows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive tiles of one entry that belong to one window."""
+
+    entry: int
+    window: int
+    """Index of the window in its document."""
+    first_tile: int
+    """Tile of the step."""
+    offset: int
+    """Tokens of the window before this run."""
+    num_tokens: int
+    closes: bool
+    """The window is full, or its document ends: its vector is due."""
+
+    @property
+    def num_tiles(self) -> int:
+        return -(-self.num_tokens // TILE)
+
+
+def window_runs(segments: Segments, window_tokens: int) -> Iterator[Run]:
+    """Cut every entry at the borders of its document's windows, in the order (entry, window)."""
+    for e, entry in enumerate(segments.entries):
+        done = 0
+        while done < entry.num_tokens:
+            window, offset = divmod(entry.position + done, window_tokens)
+            taken = min(window_tokens - offset, entry.num_tokens - done)
+            last = done + taken == entry.num_tokens
+            closes = offset + taken == window_tokens or (last and entry.ends)
+            yield Run(e, window, entry.first_tile + done // TILE, offset, taken, closes)
+            done += taken
+
+
+def closed_windows(segments: Segments, window_tokens: int) -> list[Run]:
+    """The windows that close in this step, in the order in which `PoolOutput.windows` has their vectors."""
+    return [run for run in window_runs(segments, window_tokens) if run.closes]
+
+
+def pool(
+    hidden_TD: torch.Tensor,
+    *,
+    state: PoolState,
+    poolings: Sequence[str],
+    segments: Segments,
+    window_tokens: int | None = None,
+    backend: Literal["torch", "cutile"],
+) -> tuple[PoolOutput, PoolState]:
+    """Add a step's hidden states to the running vectors, and give those that are finished.
+
+    hidden_TD: [T, D], fp32, bf16 or fp16: hidden states; rows of padding are never used.
+    state: tables of `PoolState.new` for the same poolings and windows; updated in place at each entry's lane_out. An entry
+        at position 0 starts from the empty state whatever its lane_in says, since a shared prefix is in no vector.
+    poolings: some of mean, last, max, weighted_mean.
+    window_tokens: size of the windows, a multiple of 64, counted from the document's start; the last may be short.
+
+    Returns the vectors, and the state that came in. Raises ValueError on shapes, names and sizes that do not fit.
+    """
+    _check(hidden_TD, state, poolings, segments, window_tokens)
+    if backend == "torch":
+        from longscan.kernels.pool import reference
+
+        return reference.pool(hidden_TD, state=state, poolings=poolings, segments=segments, window_tokens=window_tokens)
+    if backend == "cutile":
+        from longscan.kernels.pool import cutile
+
+        return cutile.pool(hidden_TD, state=state, poolings=poolings, segments=segments, window_tokens=window_tokens)
+    raise ValueError(f"backend: expected torch or cutile, got {backend}")
+
+
+def empty_table(name: str, rows: int, width: int, device: torch.device | str) -> torch.Tensor:
+    """[rows, width] of a table's empty state."""
+    if name.endswith("max"):
+        return torch.full((rows, width), -torch.inf, dtype=torch.float32, device=device)
+    return torch.zeros((rows, width), dtype=torch.float64, device=device)
+
+
+def _table_names(poolings: Sequence[str], window_tokens: int | None) -> list[str]:
+    if not poolings or set(poolings) - set(POOLINGS) or len(set(poolings)) != len(poolings):
+        raise ValueError(f"poolings: expected some of {', '.join(POOLINGS)}, each once, got {list(poolings)}")
+    if window_tokens is not None and (window_tokens < TILE or window_tokens % TILE):
+        raise ValueError(f"window_tokens: expected a multiple of {TILE} or None, got {window_tokens}")
+    carried = [pooling for pooling in poolings if pooling != "last"]
+    return carried + ([f"window_{pooling}" for pooling in carried] if window_tokens else [])
+
+
+def _check(hidden_TD: torch.Tensor, state: PoolState, poolings: Sequence[str], segments: Segments, window_tokens: int | None) -> None:
+    names = _table_names(poolings, window_tokens)
+    if hidden_TD.ndim != 2 or hidden_TD.shape[0] != segments.num_rows:
+        raise ValueError(f"hidden_TD: expected [{segments.num_rows}, D], got {list(hidden_TD.shape)}")
+    if hidden_TD.dtype not in DTYPES:
+        raise ValueError(f"hidden_TD: expected fp32, bf16 or fp16, got {hidden_TD.dtype}")
+    if set(state.tables) != set(names):
+        raise ValueError(f"state: expected the tables {sorted(names)} for these poolings and windows, got {sorted(state.tables)}")
+    lanes = [lane for entry in segments.entries for lane in (entry.lane_in, entry.lane_out)]
+    for name, table in state.tables.items():
+        if table.ndim != 2 or table.shape[1] != hidden_TD.shape[1] or table.shape[0] <= max(lanes, default=-1):
+            raise ValueError(
+                f"state.tables[{name!r}]: expected [more than {max(lanes, default=-1)}, {hidden_TD.shape[1]}], got {list(table.shape)}"
+            )
