@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 
 TILE = 64
@@ -67,6 +68,8 @@ class Segments:
     """Position of the entry's first token in the document, in tiles."""
     lane_in: torch.Tensor
     lane_out: torch.Tensor
+    tile_entry: torch.Tensor
+    """[num_tiles]: the entry that a tile belongs to, -1 where it belongs to none."""
 
     @classmethod
     def pack(
@@ -89,9 +92,13 @@ class Segments:
             raise ValueError(f"slots: expected at least {len(entries)} (the entries), got {count}")
         rows = [(entry.first_tile, entry.num_tokens, entry.position // TILE, entry.lane_in, entry.lane_out) for entry in entries]
         rows += [(0, 0, 0, NO_LANE, NO_LANE)] * (count - len(entries))
-        table = torch.tensor(rows, dtype=torch.int32).reshape(count, 5).T.contiguous()
-        first_tile, num_tokens, position_tile, lane_in, lane_out = table.to(device).unbind(0)
-        return cls(tuple(entries), num_tiles, first_tile, num_tokens, position_tile, lane_in, lane_out)
+        columns = np.array(rows, dtype=np.int32).reshape(count, 5).T
+        tile_entry = np.full(num_tiles, -1, dtype=np.int32)
+        for e, entry in enumerate(entries):
+            tile_entry[entry.first_tile : entry.first_tile + entry.num_tiles] = e
+        # One buffer, so that a step costs one copy to the device.
+        flat = torch.from_numpy(np.concatenate([columns.ravel(), tile_entry])).to(device)
+        return cls(tuple(entries), num_tiles, *flat[: 5 * count].view(5, count).unbind(0), flat[5 * count :])
 
     @property
     def num_rows(self) -> int:
