@@ -92,13 +92,17 @@ class Segments:
             raise ValueError(f"slots: expected at least {len(entries)} (the entries), got {count}")
         rows = [(entry.first_tile, entry.num_tokens, entry.position // TILE, entry.lane_in, entry.lane_out) for entry in entries]
         rows += [(0, 0, 0, NO_LANE, NO_LANE)] * (count - len(entries))
-        columns = np.array(rows, dtype=np.int32).reshape(count, 5).T
-        tile_entry = np.full(num_tiles, -1, dtype=np.int32)
+        # One buffer, so that a step costs one copy to the device; every array in it begins on 16 bytes, which kernels are compiled for.
+        stride = -(-count // 4) * 4
+        flat = np.zeros(5 * stride + num_tiles, dtype=np.int32)
+        flat[: 5 * stride].reshape(5, stride)[:, :count] = np.array(rows, dtype=np.int32).reshape(count, 5).T
+        tile_entry = flat[5 * stride :]
+        tile_entry[:] = -1
         for e, entry in enumerate(entries):
             tile_entry[entry.first_tile : entry.first_tile + entry.num_tiles] = e
-        # One buffer, so that a step costs one copy to the device.
-        flat = torch.from_numpy(np.concatenate([columns.ravel(), tile_entry])).to(device)
-        return cls(tuple(entries), num_tiles, *flat[: 5 * count].view(5, count).unbind(0), flat[5 * count :])
+        on_device = torch.from_numpy(flat).to(device)
+        first_tile, num_tokens, position_tile, lane_in, lane_out = on_device[: 5 * stride].view(5, stride)[:, :count].unbind(0)
+        return cls(tuple(entries), num_tiles, first_tile, num_tokens, position_tile, lane_in, lane_out, on_device[5 * stride :])
 
     @property
     def num_rows(self) -> int:
