@@ -13,8 +13,9 @@ No two entries of a step write one slot, and no entry reads a slot that another 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,10 +55,7 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """One step's entries, on the host (`entries`) and as int32 tensors [E] on the device (everything else).
-
-    Without slots, so that what operators derive from the entries is derived once a step, not once a layer.
-    """
+    """One step's entries, on the host (`entries`) and as int32 tensors [E] on the device."""
 
     entries: tuple[Entry, ...]
     num_tiles: int
@@ -70,6 +68,8 @@ class Segments:
     lane_out: torch.Tensor
     tile_entry: torch.Tensor
     """[num_tiles]: the entry that a tile belongs to, -1 where it belongs to none."""
+    derived: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """What operators worked out from the entries, by a key of theirs: worked out once a step, not once a layer."""
 
     @classmethod
     def pack(
@@ -134,9 +134,10 @@ def _check(entries: Sequence[Entry], num_tiles: int) -> None:
         end = entry.first_tile + entry.num_tiles
     if end > num_tiles:
         raise ValueError(f"num_tiles: expected at least {end} (the entries' end), got {num_tiles}")
-    written = [entry.lane_out for entry in entries if entry.lane_out != NO_LANE]
-    if len(set(written)) != len(written):
-        raise ValueError(f"lane_out: expected no slot twice in a step, got {sorted(written)}")
+    slots = [entry.lane_out for entry in entries if entry.lane_out != NO_LANE]
+    written = set(slots)
+    if len(written) != len(slots):
+        raise ValueError(f"lane_out: expected no slot twice in a step, got {sorted(slots)}")
     for e, entry in enumerate(entries):
-        if entry.lane_in != entry.lane_out and entry.lane_in in set(written):
+        if entry.lane_in != entry.lane_out and entry.lane_in in written:
             raise ValueError(f"entries[{e}].lane_in: slot {entry.lane_in} is written by another entry of the same step")
