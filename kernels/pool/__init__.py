@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
+from longscan.kernels.checks import Backend, check_backend, check_float, check_lanes, check_rank, check_shape
 from longscan.kernels.segments import TILE, Segments
 
 POOLINGS = ("mean", "last", "max", "weighted_mean")
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +96,11 @@ def pool(
     poolings: Sequence[str],
     segments: Segments,
     window_tokens: int | None = None,
-    backend: Literal["torch", "cutile"],
+    backend: Backend,
 ) -> tuple[PoolOutput, PoolState]:
     """Add a step's hidden states to the running vectors, and give those that are finished.
 
-    hidden_TD: [T, D], fp32, bf16 or fp16: hidden states; rows of padding are never used.
+    hidden_TD: [T, D]: hidden states; rows of padding are never used.
     state: tables of `PoolState.new` for the same poolings and windows; updated in place at each entry's lane_out. An entry
         at position 0 starts from the empty state whatever its lane_in says, since a shared prefix is in no vector.
     poolings: some of mean, last, max, weighted_mean.
@@ -110,15 +109,14 @@ def pool(
     Returns the vectors, and the state that came in. Raises ValueError on shapes, names and sizes that do not fit.
     """
     _check(hidden_TD, state, poolings, segments, window_tokens)
-    if backend == "torch":
-        from longscan.kernels.pool import reference
-
-        return reference.pool(hidden_TD, state=state, poolings=poolings, segments=segments, window_tokens=window_tokens)
+    check_backend(backend, hidden_TD)
     if backend == "cutile":
         from longscan.kernels.pool import cutile
 
         return cutile.pool(hidden_TD, state=state, poolings=poolings, segments=segments, window_tokens=window_tokens)
-    raise ValueError(f"backend: expected torch or cutile, got {backend}")
+    from longscan.kernels.pool import reference
+
+    return reference.pool(hidden_TD, state=state, poolings=poolings, segments=segments, window_tokens=window_tokens)
 
 
 def empty_table(name: str, rows: int, width: int, device: torch.device | str) -> torch.Tensor:
@@ -138,16 +136,13 @@ def _table_names(poolings: Sequence[str], window_tokens: int | None) -> list[str
 
 
 def _check(hidden_TD: torch.Tensor, state: PoolState, poolings: Sequence[str], segments: Segments, window_tokens: int | None) -> None:
+    check_rank("hidden_TD", hidden_TD, "TD")
+    check_float("hidden_TD", hidden_TD)
+    width = hidden_TD.shape[1]
+    check_shape("hidden_TD", hidden_TD, (segments.num_rows, width))
     names = _table_names(poolings, window_tokens)
-    if hidden_TD.ndim != 2 or hidden_TD.shape[0] != segments.num_rows:
-        raise ValueError(f"hidden_TD: expected [{segments.num_rows}, D], got {list(hidden_TD.shape)}")
-    if hidden_TD.dtype not in DTYPES:
-        raise ValueError(f"hidden_TD: expected fp32, bf16 or fp16, got {hidden_TD.dtype}")
     if set(state.tables) != set(names):
         raise ValueError(f"state: expected the tables {sorted(names)} for these poolings and windows, got {sorted(state.tables)}")
-    lanes = [lane for entry in segments.entries for lane in (entry.lane_in, entry.lane_out)]
     for name, table in state.tables.items():
-        if table.ndim != 2 or table.shape[1] != hidden_TD.shape[1] or table.shape[0] <= max(lanes, default=-1):
-            raise ValueError(
-                f"state.tables[{name!r}]: expected [more than {max(lanes, default=-1)}, {hidden_TD.shape[1]}], got {list(table.shape)}"
-            )
+        check_shape(f"state.tables[{name!r}]", table, (table.shape[0], width))
+        check_lanes(f"state.tables[{name!r}]", table, segments)
