@@ -1,0 +1,119 @@
+"""The norms on CUDA Tile: one read of each row, the row's sum of squares on chip, one write. Bound by memory.
+
+A tile's sides are powers of two and the widths are not (768, 1536, 2560), so a row is covered by parts of descending
+powers of two: nothing is computed on padding, and an offset is always a whole number of its part's widths. Loads and
+stores go without TMA: a block does one row's worth of work, and TMA's staging costs it the registers of four.
+"""
+
+from __future__ import annotations
+
+import cuda.tile as ct
+import torch
+
+CI = ct.Constant[int]
+CB = ct.Constant[bool]
+
+ROW_ELEMENTS = 2048
+"""Elements of a block where rows are short: as many rows as fit, at least one."""
+NARROWEST = 16
+"""The narrowest part of a row: widths are multiples of it."""
+
+
+def parts(width: int) -> list[tuple[int, int]]:
+    """Cover `width` by (index, part): part is a power of two, the piece begins at index * part."""
+    covered, cover = 0, []
+    while covered < width:
+        part = 1 << (width - covered).bit_length() - 1
+        cover.append((covered // part, part))
+        covered += part
+    return cover
+
+
+@ct.kernel(occupancy=8)
+def add_and_norm(x_TD, residual_TD, weight_D, y_TD, eps: float, D: CI, ROWS: CI, ADD: CB):  # type: ignore[no-untyped-def]
+    """residual = x + residual (x alone without ADD), in place; y = residual / sqrt(mean(residual^2) + eps) * weight.
+
+    x_TD, y_TD: bf16 or fp16; residual_TD: fp32; weight_D: any float.
+    Grid: (T / ROWS,), rows in parallel, nothing serial.
+    """
+    row = ct.bid(0)
+    values = ()
+    squares = ct.zeros((ROWS, 1), dtype=ct.float32)
+    for at, width in ct.static_iter(parts(D)):
+        value = ct.load(x_TD, (row, at), (ROWS, width), allow_tma=False).astype(ct.float32)
+        if ADD:
+            value = value + ct.load(residual_TD, (row, at), (ROWS, width), allow_tma=False)
+        ct.store(residual_TD, (row, at), value, allow_tma=False)
+        squares = squares + ct.sum(value * value, 1, keepdims=True)
+        values += (value,)
+    scale = ct.rsqrt(squares / D + eps)
+    for i, at, width in ct.static_iter([(i, *part) for i, part in enumerate(parts(D))]):
+        weight = ct.load(weight_D, (at,), (width,), allow_tma=False).astype(ct.float32).reshape((1, width))
+        ct.store(y_TD, (row, at), (values[i] * scale * weight).astype(y_TD.dtype), allow_tma=False)
+
+
+@ct.kernel(occupancy=4)
+def gate_and_norm(x_TGJ, z_TGJ, weight_GJ, y_TGJ, eps: float, J: CI, ROWS: CI, NORM_FIRST: CB):  # type: ignore[no-untyped-def]
+    """y = norm(x silu(z)) weight, or norm(x) weight silu(z) with NORM_FIRST; a norm over each group's J channels.
+
+    x_TGJ, z_TGJ, y_TGJ: bf16 or fp16, G groups of J channels; weight_GJ: any float.
+    Grid: (T / ROWS, G), all in parallel, nothing serial.
+    """
+    row = ct.bid(0)
+    g = ct.bid(1)
+    values = ()
+    gates = ()
+    squares = ct.zeros((ROWS, 1), dtype=ct.float32)
+    for at, width in ct.static_iter(parts(J)):
+        value = ct.load(x_TGJ, (row, g, at), (ROWS, 1, width), allow_tma=False).reshape((ROWS, width)).astype(ct.float32)
+        z = ct.load(z_TGJ, (row, g, at), (ROWS, 1, width), allow_tma=False).reshape((ROWS, width)).astype(ct.float32)
+        denominator = 1.0 + ct.exp2(z * -1.4426950408889634, flush_to_zero=True)
+        gate = ct.truediv(z, denominator, rounding_mode=ct.RoundingMode.APPROX, flush_to_zero=True)
+        if not NORM_FIRST:
+            value = value * gate
+        squares = squares + ct.sum(value * value, 1, keepdims=True)
+        values += (value,)
+        gates += (gate,)
+    scale = ct.rsqrt(squares / J + eps)
+    for i, at, width in ct.static_iter([(i, *part) for i, part in enumerate(parts(J))]):
+        weight = ct.load(weight_GJ, (g, at), (1, width), allow_tma=False).astype(ct.float32)
+        value = values[i] * scale * weight
+        if NORM_FIRST:
+            value = value * gates[i]
+        ct.store(y_TGJ, (row, g, at), value.astype(y_TGJ.dtype).reshape((ROWS, 1, width)), allow_tma=False)
+
+
+def rms_norm(
+    x_TD: torch.Tensor, weight_D: torch.Tensor, *, residual_TD: torch.Tensor | None, eps: float, out_dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`longscan.kernels.norm.rms_norm`; the residual handed in takes the new one."""
+    T, D = x_TD.shape
+    add = residual_TD is not None
+    residual = residual_TD if residual_TD is not None else torch.empty((T, D), dtype=torch.float32, device=x_TD.device)
+    y_TD = torch.empty((T, D), dtype=out_dtype, device=x_TD.device)
+    rows = _rows(T, D)
+    ct.launch(torch.cuda.current_stream(), (T // rows,), add_and_norm, (x_TD, residual, weight_D, y_TD, eps, D, rows, add))
+    return y_TD, residual
+
+
+def gated_rms_norm(
+    x_TI: torch.Tensor, z_TI: torch.Tensor, weight_I: torch.Tensor, *, groups: int, eps: float, norm_before_gate: bool
+) -> torch.Tensor:
+    """`longscan.kernels.norm.gated_rms_norm`."""
+    T, width = x_TI.shape[0], x_TI.shape[1] // groups
+    y_TI = torch.empty_like(x_TI, memory_format=torch.contiguous_format)
+    rows = _rows(T, width)
+    x_TGJ, z_TGJ, y_TGJ = (t.unflatten(1, (groups, width)) for t in (x_TI, z_TI, y_TI))
+    arguments = (x_TGJ, z_TGJ, weight_I.view(groups, width), y_TGJ, eps, width, rows, norm_before_gate)
+    ct.launch(torch.cuda.current_stream(), (T // rows, groups), gate_and_norm, arguments)
+    return y_TI
+
+
+def _rows(T: int, width: int) -> int:
+    """Rows of a block: a power of two that divides T."""
+    if width % NARROWEST:
+        raise ValueError(f"width: expected a multiple of {NARROWEST} on cutile, got {width}; use the torch backend")
+    rows = 1
+    while 2 * rows * width <= ROW_ELEMENTS and T % (2 * rows) == 0:
+        rows *= 2
+    return rows
