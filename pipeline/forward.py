@@ -1,0 +1,194 @@
+"""One step on the device: tokens in, hidden states through the model, and only what rows are made of back.
+
+`launch` queues a step and returns at once on a GPU; `collect` waits for its results. So the next step can be launched
+before the results of this one are read, and the device never waits for the host. What comes back a step is a number a
+token where scores are asked for, and the vectors that are finished: never a hidden state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from longscan.kernels.checks import Backend
+from longscan.kernels.logprob import UNWANTED
+from longscan.kernels.pool import PoolState, Run, pool, window_runs
+from longscan.kernels.segments import NO_LANE, TILE, Entry, Segments
+from longscan.pipeline.config import TaskConfig
+from longscan.pipeline.lanes import Step
+from longscan.pipeline.pool import finish_vectors
+from longscan.pipeline.records import Vector, window_tokens
+from longscan.pipeline.rows import EntryResult
+from longscan.pipeline.score import UNSCORED, scores_first_token
+
+PAD_ID = 0
+"""What padding rows hold: any token will do, nothing of theirs is used."""
+
+
+class StepModel(Protocol):
+    """What the engine needs of a model. `state` is the model's own: tables with a slot a lane, updated in place and returned."""
+
+    @property
+    def width(self) -> int:
+        """D of the hidden states."""
+
+    def new_state(self, slots: int) -> Any:
+        """Tables of `slots` zero states."""
+
+    def step(self, ids_T: torch.Tensor, segments: Segments, state: Any) -> tuple[torch.Tensor, Any]:
+        """Hidden states [T, D] after the final norm, and the state."""
+
+    def logprobs(self, hidden_TD: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
+        """Natural logarithm of each row's probability of its target, [T] fp32; NaN where the target is -1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step that is queued on the device. Its tensors are on the host, filled once `done` has passed."""
+
+    segments: Segments
+    logprobs_T: torch.Tensor | None
+    first_logprobs: torch.Tensor | None
+    """Of the first tokens of documents that begin in this step, in the order of their entries."""
+    documents: dict[str, torch.Tensor]
+    windows: dict[str, torch.Tensor]
+    done: torch.Event | None
+
+
+class Forward:
+    """The model and all state tables of one worker. Not thread-safe: one thread launches and collects."""
+
+    def __init__(
+        self,
+        model: StepModel,
+        task: TaskConfig,
+        *,
+        lanes: int,
+        step_tokens: int,
+        device: torch.device,
+        backend: Backend,
+        context_id: int | None,
+        constant_shape: bool,
+    ) -> None:
+        """The tables have a slot a lane and one more, `lanes`, for the state after the context token, written once here."""
+        self.model = model
+        self.task = task
+        self.device = device
+        self.backend: Backend = backend
+        self.first_lane = NO_LANE if context_id is None else lanes
+        self.tiles = step_tokens // TILE if constant_shape else None
+        self.pool_windows = task.embedding.window_tokens if task.embeds else None
+        self.model_state = model.new_state(lanes + 1)
+        self.pool_state = PoolState.new(lanes + 1, model.width, task.embedding.pooling, self.pool_windows, device) if task.embeds else None
+        self._context_hidden = None if context_id is None else self._prefill(context_id)
+        self._scores_first = scores_first_token(task, context_id)
+
+    @torch.inference_mode()
+    def launch(self, step: Step) -> Launched:
+        """Queue a step; tables are updated in the order of launches."""
+        segments = self._pack([e.entry for e in step.entries], step.num_tiles)
+        ids_T, targets_T = self._upload(step)
+        hidden_TD, self.model_state = self.model.step(ids_T, segments, self.model_state)
+        documents: dict[str, torch.Tensor] = {}
+        windows: dict[str, torch.Tensor] = {}
+        if self.pool_state is not None:
+            output, self.pool_state = pool(
+                hidden_TD,
+                state=self.pool_state,
+                poolings=self.task.embedding.pooling,
+                segments=segments,
+                window_tokens=self.pool_windows,
+                backend=self.backend,
+            )
+            documents = {pooling: self._to_host(vectors) for pooling, vectors in output.documents.items()}
+            windows = {pooling: self._to_host(vectors) for pooling, vectors in output.windows.items()}
+        logprobs_T = self._to_host(self.model.logprobs(hidden_TD, targets_T)) if self.task.scores else None
+        first_logprobs = self._first_logprobs(step)
+        done = None
+        if self.device.type == "cuda":
+            done = torch.Event(self.device)
+            done.record()
+        return Launched(segments, logprobs_T, first_logprobs, documents, windows, done)
+
+    def collect(self, launched: Launched) -> list[EntryResult]:
+        """Wait for a step and cut its results into those of its entries, in order."""
+        if launched.done is not None:
+            launched.done.synchronize()
+        embedding = self.task.embedding
+        documents = {pooling: finish_vectors(vectors.numpy(), embedding) for pooling, vectors in launched.documents.items()}
+        windows = {pooling: finish_vectors(vectors.numpy(), embedding) for pooling, vectors in launched.windows.items()}
+        firsts = iter([] if launched.first_logprobs is None else launched.first_logprobs.tolist())
+        runs = self._runs(launched.segments)
+        results = []
+        ended = closed = 0
+        for entry, touched in zip(launched.segments.entries, runs, strict=True):
+            closes = sum(run.closes for run in touched)
+            results.append(
+                EntryResult(
+                    logprobs=None if launched.logprobs_T is None else launched.logprobs_T[entry.rows].numpy(),
+                    first_logprob=next(firsts, UNSCORED) if entry.position == 0 else UNSCORED,
+                    vectors=_row(documents, ended) if entry.ends else {},
+                    windows=touched,
+                    window_vectors={pooling: vectors[closed : closed + closes] for pooling, vectors in windows.items()},
+                )
+            )
+            ended += entry.ends
+            closed += closes
+        return results
+
+    def _pack(self, entries: Sequence[Entry], num_tiles: int) -> Segments:
+        return Segments.pack(entries, num_tiles, self.device, slots=self.tiles)
+
+    def _upload(self, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+        """ids and targets, [T] int64 each: a row's target is the token that follows it, -1 where none does."""
+        rows = np.empty((2, step.num_tiles * TILE), dtype=np.int64)
+        rows[0], rows[1] = PAD_ID, UNWANTED
+        for e in step.entries:
+            ids, targets = rows[:, e.entry.rows]
+            ids[:] = e.taken.ids
+            targets[:-1] = e.taken.ids[1:]
+            targets[-1] = e.taken.next_id
+        on_device = self._to_device(rows)
+        return on_device[0], on_device[1]
+
+    def _first_logprobs(self, step: Step) -> torch.Tensor | None:
+        """Scores of first tokens, given the context: by the same operator, in blocks of one constant size."""
+        firsts = [int(e.taken.ids[0]) for e in step.entries if e.entry.position == 0]
+        if not firsts or self._context_hidden is None or not self._scores_first:
+            return None
+        targets = np.full((-(-len(firsts) // TILE), TILE), UNWANTED, dtype=np.int64)
+        targets.reshape(-1)[: len(firsts)] = firsts
+        blocks = [self.model.logprobs(self._context_hidden, block) for block in self._to_device(targets)]
+        return self._to_host(torch.cat(blocks))
+
+    @torch.inference_mode()
+    def _prefill(self, context_id: int) -> torch.Tensor:
+        """Run the context token into its slot. Returns its hidden state, [TILE, D], every row the same."""
+        entry = Entry(first_tile=0, num_tokens=1, lane_out=self.first_lane)
+        num_tiles = self.tiles or 1
+        ids = np.full(num_tiles * TILE, PAD_ID, dtype=np.int64)
+        ids[0] = context_id
+        hidden_TD, self.model_state = self.model.step(self._to_device(ids), self._pack([entry], num_tiles), self.model_state)
+        return hidden_TD[:1].repeat(TILE, 1)
+
+    def _runs(self, segments: Segments) -> list[list[Run]]:
+        runs: list[list[Run]] = [[] for _ in segments.entries]
+        size = window_tokens(self.task)
+        for run in window_runs(segments, size) if size is not None else ():
+            runs[run.entry].append(run)
+        return runs
+
+    def _to_device(self, array: np.ndarray[Any, np.dtype[np.int64]]) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+
+    def _to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """On a GPU a copy into pinned memory that is queued, not waited for."""
+        return tensor.to("cpu", non_blocking=True)
+
+
+def _row(vectors: dict[str, Vector], index: int) -> dict[str, Vector]:
+    return {pooling: rows[index] for pooling, rows in vectors.items()}

@@ -1,0 +1,228 @@
+"""The documents inside the engine: the tokens at hand, the lane held, and what is carried on the host.
+
+`Lanes` is the engine's book of them. It is not locked: the engine holds its lock around every call. `next_step` books a
+step in full before it runs (tokens taken, positions moved, lanes taken and freed), so the next step can be planned while
+this one is on the device; results are booked later, in `HostCarry`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from longscan.kernels.segments import NO_LANE, Entry
+from longscan.pipeline.records import Document, Ids, Outcome, TokenBlock
+from longscan.pipeline.schedule import Assignment, Candidate, plan_step, ready_tokens
+
+Offsets = npt.NDArray[np.int64]
+
+NO_TOKEN = -1
+"""As the token after the last: the document has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The tokens of one entry, and the one that follows."""
+
+    ids: Ids
+    next_id: int
+    char_starts: Offsets | None = None
+    char_ends: Offsets | None = None
+
+
+class TokenQueue:
+    """Tokens of one document that are cut and not yet scheduled."""
+
+    def __init__(self) -> None:
+        self.held = 0
+        self._blocks: deque[TokenBlock] = deque()
+
+    def push(self, block: TokenBlock) -> None:
+        if len(block.ids):
+            self._blocks.append(block)
+            self.held += len(block.ids)
+
+    def take(self, count: int) -> Taken:
+        """Remove the first `count` tokens."""
+        assert 0 < count <= self.held
+        parts = []
+        missing = count
+        while missing:
+            block = self._blocks.popleft()
+            if len(block.ids) > missing:
+                self._blocks.appendleft(_cut(block, missing, len(block.ids)))
+                block = _cut(block, 0, missing)
+            parts.append(block)
+            missing -= len(block.ids)
+        self.held -= count
+        next_id = int(self._blocks[0].ids[0]) if self._blocks else NO_TOKEN
+        starts = [part.char_starts for part in parts if part.char_starts is not None]
+        ends = [part.char_ends for part in parts if part.char_ends is not None]
+        ids = np.concatenate([part.ids for part in parts])
+        if len(starts) < len(parts) or len(ends) < len(parts):
+            return Taken(ids, next_id)
+        return Taken(ids, next_id, np.concatenate(starts), np.concatenate(ends))
+
+
+def _cut(block: TokenBlock, start: int, stop: int) -> TokenBlock:
+    starts = None if block.char_starts is None else block.char_starts[start:stop]
+    ends = None if block.char_ends is None else block.char_ends[start:stop]
+    return TokenBlock(block.ids[start:stop], starts, ends)
+
+
+@dataclass(slots=True)
+class HostCarry:
+    """The host's part of a document's carry, a few numbers whatever its length; the device's part lies in its lane's slots."""
+
+    position: int = 0
+    """Tokens whose results are in; a multiple of the segment until the document ends."""
+    next_logprob: float = float("nan")
+    """Of the token at `position`: it comes from the row before it."""
+    log_likelihood: float = 0.0
+    window_log_likelihood: float = 0.0
+    """Of the open window, as is the next."""
+    window_char_start: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Caller:
+    """One call of `Engine.process`: its documents inside the engine, and the rows that wait to be read."""
+
+    documents: set[OpenDocument] = field(default_factory=set)
+    rows: deque[Outcome] = field(default_factory=deque)
+    held_tokens: int = 0
+    """Cut and not yet scheduled. Rows come of tokens only, so a bound on these bounds the rows of a caller that does not read."""
+    idle: bool = False
+    """It waits for the engine and has nothing to bring before something changes."""
+
+
+@dataclass(slots=True, eq=False)
+class OpenDocument:
+    """A document between its first token and its last result."""
+
+    caller: Caller
+    document: Document
+    """Without its text or token ids: those live only as long as there is something to cut."""
+    num_bytes: int | None
+    place: Candidate
+    tokens: TokenQueue = field(default_factory=TokenQueue)
+    carry: HostCarry = field(default_factory=HostCarry)
+    gone: bool = False
+    """Failed, or given up by its caller: results still on their way are dropped."""
+
+    @property
+    def wants_tokens(self) -> bool:
+        """It can go into no step until more of its tokens are at hand."""
+        return not self.place.ready and not self.place.complete
+
+
+@dataclass(frozen=True, slots=True)
+class StepEntry:
+    """An entry of a step with the document behind it and the tokens in it."""
+
+    document: OpenDocument
+    entry: Entry
+    taken: Taken
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that is booked and not yet run."""
+
+    entries: tuple[StepEntry, ...]
+    num_tiles: int
+    num_tokens: int
+
+
+class Lanes:
+    """Documents that are not finished, in order of arrival, and the free lanes."""
+
+    def __init__(self, lanes: int, *, step_tokens: int, segment_tokens: int, first_lane: int, constant_shape: bool) -> None:
+        """first_lane: slot that holds the state before a document's first token; NO_LANE where that is zero."""
+        self.step_tokens = step_tokens
+        self.segment_tokens = segment_tokens
+        self.first_lane = first_lane
+        self.constant_shape = constant_shape
+        self.ready_tokens = 0
+        """Tokens that could go into a step, were there room for all."""
+        self._documents: dict[int, OpenDocument] = {}
+        self._free = list(range(lanes))
+        self._arrivals = 0
+        self._steps = 0
+
+    def admit(self, caller: Caller, document: Document, num_bytes: int | None) -> OpenDocument:
+        self._arrivals += 1
+        opened = OpenDocument(caller, document, num_bytes, Candidate(self._arrivals, last_served=self._steps))
+        self._documents[opened.place.key] = opened
+        caller.documents.add(opened)
+        return opened
+
+    def push(self, document: OpenDocument, blocks: Iterable[TokenBlock], *, complete: bool) -> None:
+        """Give a document its next tokens; `complete` says that there are no more."""
+        before = document.tokens.held
+        for block in blocks:
+            document.tokens.push(block)
+        document.caller.held_tokens += document.tokens.held - before
+        document.place.complete = complete
+        self._refresh(document)
+
+    def drop(self, document: OpenDocument) -> None:
+        """Forget a document before its last result. Its lane is free for the next step."""
+        document.gone = True
+        document.caller.documents.discard(document)
+        if self._documents.pop(document.place.key, None) is not None:
+            document.caller.held_tokens -= document.tokens.held
+            self.ready_tokens -= document.place.ready
+            self._release(document)
+
+    def next_step(self) -> Step | None:
+        """Book the next step; None where no document can go."""
+        plan = plan_step(
+            (document.place for document in self._documents.values()),
+            self._free,
+            step_tokens=self.step_tokens,
+            segment_tokens=self.segment_tokens,
+            constant_shape=self.constant_shape,
+        )
+        if not plan.assignments:
+            return None
+        self._steps += 1
+        self._free = self._free[sum(self._takes_lane(a) for a in plan.assignments) :]
+        entries = tuple(self._book(a) for a in plan.assignments)
+        return Step(entries, plan.num_tiles, plan.num_tokens)
+
+    def _takes_lane(self, a: Assignment) -> bool:
+        return a.lane != NO_LANE and self._documents[a.key].place.lane == NO_LANE
+
+    def _book(self, a: Assignment) -> StepEntry:
+        document = self._documents[a.key]
+        place = document.place
+        entry = Entry(
+            a.first_tile,
+            a.num_tokens,
+            a.position,
+            lane_in=place.lane if a.position else self.first_lane,
+            lane_out=NO_LANE if a.ends else a.lane,
+            ends=a.ends,
+        )
+        taken = document.tokens.take(a.num_tokens)
+        document.caller.held_tokens -= a.num_tokens
+        place.lane, place.position, place.last_served = a.lane, a.position + a.num_tokens, self._steps
+        self._refresh(document)
+        if a.ends:
+            del self._documents[a.key]
+            self._release(document)
+        return StepEntry(document, entry, taken)
+
+    def _refresh(self, document: OpenDocument) -> None:
+        before = document.place.ready
+        document.place.ready = ready_tokens(document.tokens.held, document.place.complete, self.segment_tokens)
+        self.ready_tokens += document.place.ready - before
+
+    def _release(self, document: OpenDocument) -> None:
+        if document.place.lane != NO_LANE:
+            self._free.append(document.place.lane)
+            document.place.lane = NO_LANE

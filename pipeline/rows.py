@@ -1,0 +1,141 @@
+"""From an entry's results to rows: windows that close in it, a row of tokens a segment, and the document at its end.
+
+Sums run over tiles of 64 in the order of positions, so rows do not depend on how a document was cut into entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from longscan.kernels.pool import Run
+from longscan.kernels.segments import TILE
+from longscan.pipeline.config import TaskConfig
+from longscan.pipeline.errors import DocumentError
+from longscan.pipeline.lanes import HostCarry, Taken
+from longscan.pipeline.pool import check_range
+from longscan.pipeline.records import Document, DocumentRow, ErrorRow, Outcome, TokensRow, Vector, WindowRow
+from longscan.pipeline.score import UNSCORED, Logprobs, bits_per_byte, scores_first_token, tile_sums
+
+
+@dataclass(frozen=True, slots=True)
+class EntryResult:
+    """What one step says of one entry of n tokens."""
+
+    logprobs: Logprobs | None = None
+    """[n]: of the token after each of the entry's tokens; None unless scores are asked for."""
+    first_logprob: float = UNSCORED
+    """Of the document's first token given the context; only for an entry at position 0."""
+    vectors: Mapping[str, Vector] = field(default_factory=dict)
+    """Pooling -> vector [N], for an entry that ends its document."""
+    windows: Sequence[Run] = ()
+    """The windows that the entry touches, in order."""
+    window_vectors: Mapping[str, Vector] = field(default_factory=dict)
+    """Pooling -> vectors [W, N] of those that close in the entry."""
+
+
+def error_row(document: Document, error: DocumentError) -> ErrorRow:
+    """The row of errors/ that a document becomes."""
+    return ErrorRow(document.ordinal, document.doc_id, document.file, document.row, error.stage, type(error).__name__, str(error))
+
+
+class RowMaker:
+    """Turns results into rows for one task."""
+
+    def __init__(self, task: TaskConfig, *, segment_tokens: int, context_id: int | None) -> None:
+        self.task = task
+        self.segment_tokens = segment_tokens
+        self.score_windows = task.scores and task.score.window_tokens is not None
+        self.first_is_scored = scores_first_token(task, context_id)
+
+    def empty(self, document: Document, num_bytes: int | None) -> DocumentRow:
+        """The row of a document of no tokens."""
+        return self._document_row(document, HostCarry(), {}, num_bytes)
+
+    def advance(
+        self, document: Document, carry: HostCarry, taken: Taken, result: EntryResult, *, ends: bool, num_bytes: int | None
+    ) -> list[Outcome]:
+        """Rows of an entry that holds the tokens `taken` at `carry.position`; moves `carry` on past it.
+
+        Raises DocumentError where a vector cannot be written as asked.
+        """
+        for vectors in (*result.vectors.values(), *result.window_vectors.values()):
+            check_range(vectors)
+        rows: list[Outcome] = []
+        scores = self._scores(carry, result)
+        sums = self._sums(carry.position, scores)
+        rows += self._window_rows(document, carry, taken, result, sums)
+        if scores is not None and self.task.score.per_token:
+            rows += self._tokens_rows(document, carry.position, taken, scores)
+        for tile_sum in sums:
+            carry.log_likelihood += tile_sum
+        if result.logprobs is not None:
+            carry.next_logprob = float(result.logprobs[-1])
+        carry.position += len(taken.ids)
+        if ends:
+            rows.append(self._document_row(document, carry, result.vectors, num_bytes))
+        return rows
+
+    def _scores(self, carry: HostCarry, result: EntryResult) -> Logprobs | None:
+        """Log-probabilities of the entry's own tokens, [n]: the rows' results, moved on by one."""
+        if result.logprobs is None:
+            return None
+        scores = np.empty_like(result.logprobs)
+        scores[0] = carry.next_logprob if carry.position else result.first_logprob
+        scores[1:] = result.logprobs[:-1]
+        return scores
+
+    def _sums(self, position: int, scores: Logprobs | None) -> list[float]:
+        if scores is None:
+            return []
+        if position == 0 and not self.first_is_scored:
+            scores = np.concatenate([np.zeros(1, dtype=np.float32), scores[1:]])
+        return tile_sums(scores)
+
+    def _window_rows(
+        self, document: Document, carry: HostCarry, taken: Taken, result: EntryResult, sums: list[float]
+    ) -> Iterator[WindowRow]:
+        closed = 0
+        done = 0
+        for run in result.windows:
+            if taken.char_starts is not None and run.offset == 0:
+                carry.window_char_start = int(taken.char_starts[done])
+            for tile_sum in sums[done // TILE : done // TILE + run.num_tiles]:
+                carry.window_log_likelihood += tile_sum
+            done += run.num_tokens
+            if not run.closes:
+                continue
+            yield WindowRow(
+                document,
+                window_index=run.window,
+                token_start=carry.position + done - run.num_tokens - run.offset,
+                token_end=carry.position + done,
+                char_start=carry.window_char_start,
+                char_end=None if taken.char_ends is None else int(taken.char_ends[done - 1]),
+                vectors={pooling: vectors[closed] for pooling, vectors in result.window_vectors.items()},
+                log_likelihood=carry.window_log_likelihood if self.score_windows else None,
+            )
+            closed += 1
+            carry.window_log_likelihood, carry.window_char_start = 0.0, None
+
+    def _tokens_rows(self, document: Document, position: int, taken: Taken, scores: Logprobs) -> Iterator[TokensRow]:
+        for start in range(0, len(taken.ids), self.segment_tokens):
+            stop = start + self.segment_tokens
+            yield TokensRow(document, position + start, taken.ids[start:stop], scores[start:stop])
+
+    def _document_row(self, document: Document, carry: HostCarry, vectors: Mapping[str, Vector], num_bytes: int | None) -> DocumentRow:
+        poolings = self.task.embedding.pooling if self.task.embeds else []
+        row = DocumentRow(document, carry.position, {pooling: vectors.get(pooling) for pooling in poolings})
+        if not self.task.scores:
+            return row
+        scored = carry.position if self.first_is_scored else max(carry.position - 1, 0)
+        return DocumentRow(
+            document,
+            row.num_tokens,
+            row.vectors,
+            log_likelihood=carry.log_likelihood,
+            num_scored_tokens=scored,
+            num_bytes=num_bytes,
+            bits_per_byte=bits_per_byte(carry.log_likelihood, scored, num_bytes),
+        )
