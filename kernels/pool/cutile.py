@@ -1,0 +1,212 @@
+"""pool on CUDA Tile: one read of the hidden states gives each tile's totals; a second, small launch adds them up in order.
+
+A document's tiles are added one by one, as in the reference, so that the bits depend on positions alone. The tiles' totals are
+a fortieth of the hidden states, so this second launch is cheap even where one document fills the step and it runs on few blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import cuda.tile as ct
+import torch
+from longscan.kernels.pool import PoolOutput, PoolState, closed_windows
+from longscan.kernels.segments import TILE, Segments
+
+CI = ct.Constant[int]
+CB = ct.Constant[bool]
+
+COLUMNS = 128
+"""Columns of a block at most."""
+ENDLESS = 1 << 30
+"""Tiles of a window that no document fills."""
+
+
+@ct.kernel(occupancy=4)
+def fold_tiles(  # type: ignore[no-untyped-def]
+    hidden_TD, sum_AD, weighted_AD, max_AD, tile_entry, first_tile, num_tokens, BLOCK: CI, SUM: CB, WEIGHTED: CB, MAX: CB
+):
+    """Totals of each tile's real rows: their sum and their sum weighed 1 .. 64 in float64, their maximum in fp32.
+
+    hidden_TD: bf16, fp16 or fp32; sum_AD, weighted_AD: [T / 64, D] fp64; max_AD: [T / 64, D] fp32.
+    Grid: (D / BLOCK, T / 64), all in parallel.
+    """
+    c = ct.bid(0)
+    tile = ct.bid(1)
+    entry = ct.load(tile_entry, (tile,), (1,)).item()
+    if entry >= 0:
+        count = ct.load(num_tokens, (entry,), (1,)).item() - (tile - ct.load(first_tile, (entry,), (1,)).item()) * TILE
+        row = ct.arange(TILE, dtype=ct.int32).reshape((TILE, 1))
+        hidden = ct.load(hidden_TD, (tile, c), (TILE, BLOCK), allow_tma=False).astype(ct.float32)
+        if MAX:
+            largest = ct.max(ct.where(row < count, hidden, -float("inf")), 0)
+            ct.store(max_AD, (tile, c), largest.reshape((1, BLOCK)), allow_tma=False)
+        if SUM:
+            wide = ct.where(row < count, hidden, 0.0).astype(ct.float64)
+            ct.store(sum_AD, (tile, c), ct.sum(wide, 0).reshape((1, BLOCK)), allow_tma=False)
+            if WEIGHTED:
+                weighted = ct.sum(wide * (row + 1).astype(ct.float64), 0)
+                ct.store(weighted_AD, (tile, c), weighted.reshape((1, BLOCK)), allow_tma=False)
+
+
+@ct.kernel(occupancy=4)
+def add_tiles(  # type: ignore[no-untyped-def]
+    sum_AD,
+    weighted_AD,
+    max_AD,
+    hidden_TD,
+    mean_SD,
+    weighted_mean_SD,
+    max_SD,
+    mean_WD,
+    weighted_mean_WD,
+    max_WD,
+    last_WD,
+    first_tile,
+    num_tokens,
+    position_tile,
+    lane_in,
+    lane_out,
+    first_window,
+    ends,
+    BLOCK: CI,
+    WINDOW: CI,
+    MEAN: CB,
+    WEIGHTED: CB,
+    MAX: CB,
+    LAST: CB,
+):
+    """Carry the windows of WINDOW tiles along one entry: read its lane, add its tiles in order, leave the open window in its lane.
+
+    sum_AD, weighted_AD, max_AD: totals of tiles; mean_SD, weighted_mean_SD (fp64), max_SD (fp32): tables by lane, in place.
+    mean_WD .. last_WD: fp32 vectors of the windows that close, those of an entry from row first_window on, in order.
+    Grid: (D / BLOCK, E), in parallel; an entry's tiles are serial.
+    """
+    c = ct.bid(0)
+    entry = ct.bid(1)
+    tiles = (ct.load(num_tokens, (entry,), (1,)).item() + TILE - 1) // TILE
+    if tiles > 0:
+        tokens = ct.load(num_tokens, (entry,), (1,)).item()
+        begin = ct.load(first_tile, (entry,), (1,)).item()
+        position = ct.load(position_tile, (entry,), (1,)).item()
+        source = ct.load(lane_in, (entry,), (1,)).item()
+        ended = ct.load(ends, (entry,), (1,)).item()
+        window = ct.load(first_window, (entry,), (1,)).item()
+        mean = ct.zeros((1, BLOCK), dtype=ct.float64)
+        weighted = ct.zeros((1, BLOCK), dtype=ct.float64)
+        largest = ct.full((1, BLOCK), -float("inf"), dtype=ct.float32)
+        if position % WINDOW > 0:
+            if source >= 0:
+                if MEAN:
+                    mean = ct.load(mean_SD, (source, c), (1, BLOCK), allow_tma=False)
+                if WEIGHTED:
+                    weighted = ct.load(weighted_mean_SD, (source, c), (1, BLOCK), allow_tma=False)
+                if MAX:
+                    largest = ct.load(max_SD, (source, c), (1, BLOCK), allow_tma=False)
+        for k in range(tiles):
+            offset = (position + k) % WINDOW
+            if MEAN or WEIGHTED:
+                total = ct.load(sum_AD, (begin + k, c), (1, BLOCK), allow_tma=False)
+                if MEAN:
+                    mean = mean + total
+                if WEIGHTED:
+                    tile_weighted = ct.load(weighted_AD, (begin + k, c), (1, BLOCK), allow_tma=False)
+                    weighted = weighted + (tile_weighted + total * ct.astype(offset * TILE, ct.float64))
+            if MAX:
+                largest = ct.maximum(largest, ct.load(max_AD, (begin + k, c), (1, BLOCK), allow_tma=False))
+            final = k == tiles - 1
+            if (offset == WINDOW - 1) or (final and ended > 0):
+                rows = ct.minimum(tokens - k * TILE, TILE)
+                count = ct.astype(offset * TILE + rows, ct.float64)
+                if MEAN:
+                    ct.store(mean_WD, (window, c), (mean / count).astype(ct.float32), allow_tma=False)
+                if WEIGHTED:
+                    vector = weighted / (count * (count + 1.0) / 2.0)
+                    ct.store(weighted_mean_WD, (window, c), vector.astype(ct.float32), allow_tma=False)
+                if MAX:
+                    ct.store(max_WD, (window, c), largest, allow_tma=False)
+                if LAST:
+                    end = ct.load(hidden_TD, ((begin + k) * TILE + rows - 1, c), (1, BLOCK), allow_tma=False)
+                    ct.store(last_WD, (window, c), end.astype(ct.float32), allow_tma=False)
+                window = window + 1
+            if offset == WINDOW - 1:
+                mean = ct.zeros((1, BLOCK), dtype=ct.float64)
+                weighted = ct.zeros((1, BLOCK), dtype=ct.float64)
+                largest = ct.full((1, BLOCK), -float("inf"), dtype=ct.float32)
+        kept = ct.load(lane_out, (entry,), (1,)).item()
+        if kept >= 0:
+            if MEAN:
+                ct.store(mean_SD, (kept, c), mean, allow_tma=False)
+            if WEIGHTED:
+                ct.store(weighted_mean_SD, (kept, c), weighted, allow_tma=False)
+            if MAX:
+                ct.store(max_SD, (kept, c), largest, allow_tma=False)
+
+
+def pool(
+    hidden_TD: torch.Tensor, *, state: PoolState, poolings: Sequence[str], segments: Segments, window_tokens: int | None
+) -> tuple[PoolOutput, PoolState]:
+    """`longscan.kernels.pool.pool`: tiles once, then documents and, where asked for, windows over the tiles' totals."""
+    D = hidden_TD.shape[1]
+    block = min(COLUMNS, D & -D)
+    summed, weighted, largest = _fold(hidden_TD, poolings, segments, block)
+    ends = torch.tensor([entry.ends for entry in segments.entries], dtype=torch.int32)
+    first = torch.cumsum(ends, 0, dtype=torch.int32) - ends
+    num_ended = int(ends.sum())
+    totals = (summed, weighted, largest, hidden_TD)
+    documents = _add(totals, state, "", poolings, segments, ENDLESS, first, ends, num_ended, block)
+    if window_tokens is None:
+        return PoolOutput(documents, {}), state
+    closed = torch.zeros(len(segments.entries) + 1, dtype=torch.int32)
+    for run in closed_windows(segments, window_tokens):
+        closed[run.entry + 1] += 1
+    first = torch.cumsum(closed, 0, dtype=torch.int32)
+    windows = _add(totals, state, "window_", poolings, segments, window_tokens // TILE, first[:-1], ends, int(first[-1]), block)
+    return PoolOutput(documents, windows), state
+
+
+def _fold(
+    hidden_TD: torch.Tensor, poolings: Sequence[str], segments: Segments, block: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    D, A = hidden_TD.shape[1], segments.num_tiles
+    weigh, maximum = "weighted_mean" in poolings, "max" in poolings
+    add = weigh or "mean" in poolings
+    shapes = ((add, torch.float64), (weigh, torch.float64), (maximum, torch.float32))
+    totals = [torch.empty((A if used else 1, D), dtype=dtype, device=hidden_TD.device) for used, dtype in shapes]
+    arguments = (hidden_TD, *totals, segments.tile_entry, segments.first_tile, segments.num_tokens, block, add, weigh, maximum)
+    if (add or maximum) and segments.num_tokens.numel():
+        ct.launch(torch.cuda.current_stream(), (D // block, A), fold_tiles, arguments)
+    return totals[0], totals[1], totals[2]
+
+
+def _add(
+    totals: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    state: PoolState,
+    prefix: str,
+    poolings: Sequence[str],
+    segments: Segments,
+    window: int,
+    first: torch.Tensor,
+    ends: torch.Tensor,
+    num_closed: int,
+    block: int,
+) -> dict[str, torch.Tensor]:
+    """Vectors of the windows (of the documents, where a window is endless) that close in the step."""
+    hidden_TD = totals[3]
+    device, D, s = hidden_TD.device, hidden_TD.shape[1], segments
+    unused = {"mean": totals[0], "weighted_mean": totals[1], "max": totals[2]}
+    tables = [state.tables.get(prefix + pooling, unused[pooling][:1].clone()) for pooling in unused]
+    names = ("mean", "weighted_mean", "max", "last")
+    vectors = {name: torch.empty((num_closed if name in poolings else 0, D), device=device) for name in names}
+    written = [vectors[name] if vectors[name].numel() else torch.empty((1, D), device=device) for name in names]
+    slots = s.num_tokens.numel()
+    by_entry = torch.zeros((2, -(-max(slots, 1) // 4) * 4), dtype=torch.int32)
+    by_entry[0, : first.numel()] = first
+    by_entry[1, : ends.numel()] = ends
+    by_entry = by_entry.to(device)
+    if slots:
+        lanes = (s.first_tile, s.num_tokens, s.position_tile, s.lane_in, s.lane_out, by_entry[0], by_entry[1])
+        flags = tuple(name in poolings for name in names)
+        arguments = (*totals, *tables, *written, *lanes, block, window, *flags)
+        ct.launch(torch.cuda.current_stream(), (D // block, slots), add_tiles, arguments)
+    return {pooling: vectors[pooling] for pooling in poolings}
