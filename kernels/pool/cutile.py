@@ -95,14 +95,13 @@ def add_tiles(  # type: ignore[no-untyped-def]
         mean = ct.zeros((1, BLOCK), dtype=ct.float64)
         weighted = ct.zeros((1, BLOCK), dtype=ct.float64)
         largest = ct.full((1, BLOCK), -float("inf"), dtype=ct.float32)
-        if position % WINDOW > 0:
-            if source >= 0:
-                if MEAN:
-                    mean = ct.load(mean_SD, (source, c), (1, BLOCK), allow_tma=False)
-                if WEIGHTED:
-                    weighted = ct.load(weighted_mean_SD, (source, c), (1, BLOCK), allow_tma=False)
-                if MAX:
-                    largest = ct.load(max_SD, (source, c), (1, BLOCK), allow_tma=False)
+        if (position % WINDOW > 0) and (source >= 0):
+            if MEAN:
+                mean = ct.load(mean_SD, (source, c), (1, BLOCK), allow_tma=False)
+            if WEIGHTED:
+                weighted = ct.load(weighted_mean_SD, (source, c), (1, BLOCK), allow_tma=False)
+            if MAX:
+                largest = ct.load(max_SD, (source, c), (1, BLOCK), allow_tma=False)
         for k in range(tiles):
             offset = (position + k) % WINDOW
             if MEAN or WEIGHTED:

@@ -1,0 +1,61 @@
+"""logprob on CUDA Tile: the output projection, the log-sum-exp and the target's logit in one kernel; no logit leaves the chip.
+
+A block keeps its rows' running maximum and sum while it walks over the vocabulary (Milakov and Gimelshein, *Online
+normalizer calculation for softmax*, arXiv 1805.02867), in powers of two.
+"""
+
+from __future__ import annotations
+
+import cuda.tile as ct
+import torch
+
+CI = ct.Constant[int]
+
+LOG2_E = 1.4426950408889634
+LN_2 = 0.6931471805599453
+ROWS = 128
+COLUMNS = 256
+DEPTH = 64
+
+
+@ct.kernel(num_worker_warps=8)
+def score_rows(hidden_TD, weight_VD, target_T, logprob_T, V: CI, D: CI, ROWS: CI, COLUMNS: CI, DEPTH: CI):  # type: ignore[no-untyped-def]
+    """logprob = l[target] - log sum_v exp(l[v]),  l = hidden . weight^T, for ROWS rows.
+
+    hidden_TD, weight_VD: bf16 or fp16; target_T: int32, -1 where none is wanted; logprob_T: fp32, NaN there.
+    Grid: (T / ROWS,), rows in parallel; the vocabulary and the width are serial.
+    """
+    block = ct.bid(0)
+    target = ct.load(target_T, (block,), (ROWS,)).reshape((ROWS, 1))
+    largest = ct.full((ROWS, 1), -1e30, dtype=ct.float32)
+    total = ct.zeros((ROWS, 1), dtype=ct.float32)
+    found = ct.zeros((ROWS, 1), dtype=ct.float32)
+    column = ct.arange(COLUMNS, dtype=ct.int32).reshape((1, COLUMNS))
+    for v in range((V + COLUMNS - 1) // COLUMNS):
+        logit = ct.zeros((ROWS, COLUMNS), dtype=ct.float32)
+        for d in range(D // DEPTH):
+            hidden = ct.load(hidden_TD, (block, d), (ROWS, DEPTH))
+            weight = ct.load(weight_VD, (v, d), (COLUMNS, DEPTH), padding_mode=ct.PaddingMode.ZERO)
+            logit = ct.mma(hidden, ct.transpose(weight), logit)
+        logit = logit * LOG2_E
+        found = found + ct.sum(ct.where(column == target - v * COLUMNS, logit, 0.0), 1, keepdims=True)
+        if V % COLUMNS != 0:
+            logit = ct.where(column < V - v * COLUMNS, logit, -1e30)
+        higher = ct.maximum(largest, ct.max(logit, 1, keepdims=True))
+        total = total * ct.exp2(largest - higher, flush_to_zero=True)
+        total = total + ct.sum(ct.exp2(logit - higher, flush_to_zero=True), 1, keepdims=True)
+        largest = higher
+    value = (found - largest - ct.log2(total)) * LN_2
+    ct.store(logprob_T, (block,), ct.where(target >= 0, value, float("nan")).reshape((ROWS,)))
+
+
+def logprob(hidden_TD: torch.Tensor, weight_VD: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
+    """`longscan.kernels.logprob.logprob`."""
+    T, D = hidden_TD.shape
+    V = weight_VD.shape[0]
+    if D % DEPTH:
+        raise ValueError(f"hidden_TD: expected a width that is a multiple of {DEPTH} on cutile, got {D}; use the torch backend")
+    logprob_T = torch.empty(T, dtype=torch.float32, device=hidden_TD.device)
+    arguments = (hidden_TD, weight_VD, targets_T.to(torch.int32), logprob_T, V, D, ROWS, COLUMNS, DEPTH)
+    ct.launch(torch.cuda.current_stream(), (-(-T // ROWS),), score_rows, arguments)
+    return logprob_T
