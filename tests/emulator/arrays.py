@@ -1,0 +1,163 @@
+"""Global arrays of an emulated launch: loads and stores of tiles, and who touched which element.
+
+Blocks of a launch run in no order, so an element that one block writes is that block's alone: a second block that reads
+or writes it is an error here, where a GPU would only sometimes go wrong.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from emulator.tiles import BY_TORCH, DType, EmulatorError, PaddingMode, Tile
+
+NOBODY, MANY = -1, -2
+
+
+class Memory:
+    """Who read and who wrote each element of the storages of one launch."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self.block = NOBODY
+        self._touched: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._shared: set[tuple[int, int]] = set()
+        ranges: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for tensor in tensors:
+            key = self._key(tensor)
+            if key not in self._touched:
+                size = tensor.untyped_storage().nbytes() // tensor.element_size()
+                self._touched[key] = (torch.full((size,), NOBODY), torch.full((size,), NOBODY))
+            first = tensor.storage_offset()
+            last = first + sum((side - 1) * stride for side, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            if any(first <= end and begin <= last for begin, end in ranges.setdefault(key, [])):
+                self._shared.add(key)
+            ranges[key].append((first, last))
+
+    @staticmethod
+    def _key(tensor: torch.Tensor) -> tuple[int, int]:
+        return tensor.untyped_storage().data_ptr(), tensor.element_size()
+
+    def _of(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        readers, writers = self._touched[self._key(tensor)]
+        geometry = tensor.shape, tensor.stride(), tensor.storage_offset()
+        return readers.as_strided(*geometry), writers.as_strided(*geometry)
+
+    def read(self, tensor: torch.Tensor, name: str) -> None:
+        """Note that the running block reads all of `tensor`, a view of an argument."""
+        readers, writers = self._of(tensor)
+        if bool(((writers != NOBODY) & (writers != self.block)).any()):
+            raise EmulatorError(f"{name}: block {self.block} reads what another block of the launch wrote")
+        readers.copy_(torch.where((readers == NOBODY) | (readers == self.block), self.block, MANY))
+
+    def write(self, tensor: torch.Tensor, name: str) -> None:
+        """Note that the running block writes all of `tensor`, a view of an argument."""
+        if self._key(tensor) in self._shared:
+            raise EmulatorError(f"{name}: stored to, while another argument lies in the same memory")
+        readers, writers = self._of(tensor)
+        for others, what in ((readers, "reads"), (writers, "writes")):
+            if bool(((others != NOBODY) & (others != self.block)).any()):
+                raise EmulatorError(f"{name}: block {self.block} writes what another block of the launch {what}")
+        writers.fill_(self.block)
+
+
+class Array:
+    """A kernel's array argument: a tensor, strided or not."""
+
+    def __init__(self, tensor: torch.Tensor, name: str, memory: Memory) -> None:
+        if tensor.dtype not in BY_TORCH:
+            raise EmulatorError(f"{name}: {tensor.dtype} is not emulated")
+        self.tensor, self.name, self.memory = tensor, name, memory
+
+    @property
+    def dtype(self) -> DType:
+        return BY_TORCH[self.tensor.dtype]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    @property
+    def ndim(self) -> int:
+        return self.tensor.ndim
+
+    def tiled_view(
+        self,
+        tile_shape: Sequence[int],
+        *,
+        padding_mode: PaddingMode = PaddingMode.UNDETERMINED,
+        traversal_steps: Sequence[int] | None = None,
+    ) -> TiledView:
+        return TiledView(self, tuple(tile_shape), tuple(traversal_steps or tile_shape), padding_mode)
+
+
+class TiledView:
+    """An array cut into tiles of one shape, whose origins lie `steps` apart."""
+
+    def __init__(self, array: Array, shape: tuple[int, ...], steps: tuple[int, ...], padding_mode: PaddingMode) -> None:
+        if not len(shape) == len(steps) == array.ndim:
+            raise EmulatorError(f"{array.name}: expected a tile of {array.ndim} axes, got {shape}")
+        self.array, self.shape, self.steps, self.padding_mode = array, shape, steps, padding_mode
+
+    def _inside(self, index: Sequence[int] | int, check_bounds: bool) -> tuple[slice, ...]:
+        places = []
+        index = index if isinstance(index, tuple) else (index,)
+        for i, side, step, length in zip(index, self.shape, self.steps, self.array.shape, strict=True):
+            first = operator.index(i) * step
+            if first < 0 or first >= length or (not check_bounds and first + side > length):
+                raise EmulatorError(f"{self.array.name}: tile {index} of {self.shape} lies outside {self.array.shape}")
+            places.append(slice(first, min(first + side, length)))
+        return tuple(places)
+
+    def load(self, index: Sequence[int], *, check_bounds: bool = True, latency: int | None = None, allow_tma: bool | None = None) -> Tile:
+        del latency, allow_tma
+        part = self.array.tensor[self._inside(index, check_bounds)]
+        self.array.memory.read(part, self.array.name)
+        dtype = self.array.dtype
+        # What lies outside an array is undefined unless asked for: NaN, and integers that no kernel expects.
+        outside = 0 if self.padding_mode is PaddingMode.ZERO else np.nan if dtype.kind == "f" else -(1 << 30) if dtype.kind == "i" else True
+        values = np.full(self.shape, outside, dtype=dtype.numpy)
+        numbers = part.float() if part.dtype is torch.bfloat16 else part
+        values[tuple(slice(0, side) for side in part.shape)] = numbers.detach().numpy()
+        return Tile(values, dtype)
+
+    def store(
+        self, index: Sequence[int], tile: Tile, *, check_bounds: bool = True, latency: int | None = None, allow_tma: bool | None = None
+    ) -> None:
+        del latency, allow_tma
+        if tile.dtype is not self.array.dtype or tile.shape != self.shape:
+            raise EmulatorError(f"{self.array.name}: stored {tile} as {self.shape}, {self.array.dtype}")
+        part = self.array.tensor[self._inside(index, check_bounds)]
+        self.array.memory.write(part, self.array.name)
+        values = np.ascontiguousarray(tile.values[tuple(slice(0, side) for side in part.shape)])
+        part.copy_(torch.from_numpy(values).to(part.dtype))
+
+
+def load(
+    array: Array,
+    index: Sequence[int],
+    shape: Sequence[int],
+    *,
+    padding_mode: PaddingMode = PaddingMode.UNDETERMINED,
+    check_bounds: bool = True,
+    latency: int | None = None,
+    allow_tma: bool | None = None,
+) -> Tile:
+    return array.tiled_view(shape, padding_mode=padding_mode).load(index, check_bounds=check_bounds, latency=latency, allow_tma=allow_tma)
+
+
+def store(
+    array: Array,
+    index: Sequence[int],
+    tile: Tile,
+    *,
+    check_bounds: bool = True,
+    latency: int | None = None,
+    allow_tma: bool | None = None,
+) -> None:
+    array.tiled_view(tile.shape).store(index, tile, check_bounds=check_bounds, latency=latency, allow_tma=allow_tma)
+
+
+def num_tiles(array: Array, axis: int, shape: Sequence[int]) -> Tile:
+    return Tile(-(-array.shape[axis] // shape[axis]), BY_TORCH[torch.int32])
