@@ -105,8 +105,8 @@ def test_an_operation_that_no_kernel_uses_is_unknown() -> None:
 
 
 def test_bfloat16_rounds_as_torch_does() -> None:
-    values = torch.cat([torch.randn(10_000, generator=torch.Generator().manual_seed(0)) * 10.0**e for e in (-30, 0, 30)])
-    values = torch.cat([values, torch.tensor([0.0, -0.0, 1.00390625, 1.01171875, float("inf"), float("nan")])])
+    values = torch.cat([torch.randn(4096, generator=torch.Generator().manual_seed(0)) * 10.0**e for e in (-30, -3, 0, 30)])
+    values[:6] = torch.tensor([0.0, -0.0, 1.00390625, 1.01171875, float("inf"), float("nan")])
     rounded = Tile(values.numpy(), bfloat16).values
     assert np.array_equal(rounded, values.bfloat16().float().numpy(), equal_nan=True)
 
