@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
 
 import torch
@@ -23,7 +23,7 @@ from longscan.pipeline.config import TaskConfig
 from longscan.pipeline.errors import DocumentError
 from longscan.pipeline.feed import Feed
 from longscan.pipeline.forward import Forward, Launched, StepModel
-from longscan.pipeline.lanes import Caller, Lanes, OpenDocument, Step
+from longscan.pipeline.lanes import Caller, Lanes, OpenDocument, Step, StepTotals
 from longscan.pipeline.pool import check_width
 from longscan.pipeline.records import ErrorRow, Outcome, TokenStream
 from longscan.pipeline.rows import EntryResult, RowMaker, error_row
@@ -98,7 +98,7 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="longscan-engine", daemon=True)
         self._thread.start()
 
-    def process(self, streams: Iterable[TokenStream | ErrorRow]) -> Iterator[Outcome]:
+    def process(self, streams: Iterable[TokenStream | ErrorRow]) -> Generator[Outcome, None, None]:
         """Rows of all documents in `streams`: any order between documents, in order within one, its document row last.
 
         A DocumentError from a stream's blocks makes an error row of that document; rows of its windows and tokens may have
@@ -119,6 +119,11 @@ class Engine:
                 self._work.notify()
             feed.close()
 
+    @property
+    def totals(self) -> StepTotals:
+        """Steps, tokens and rows so far, and with them the share of rows that held no token."""
+        return self._lanes.totals
+
     def close(self) -> None:
         """End the engine's thread after the step that runs. Calls of `process` that are not done raise EngineFailed."""
         with self._lock:
@@ -133,7 +138,7 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _pump(self, caller: Caller, feed: Feed) -> Iterator[Outcome]:
+    def _pump(self, caller: Caller, feed: Feed) -> Generator[Outcome, None, None]:
         """Read rows and feed, turn and turn about, until nothing is left of either."""
         while True:
             with self._lock:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from longscan.kernels.segments import NO_LANE, Entry
+from longscan.kernels.segments import NO_LANE, TILE, Entry
 from longscan.pipeline.records import Document, Ids, Outcome, TokenBlock
-from longscan.pipeline.schedule import Assignment, Candidate, plan_step, ready_tokens
+from longscan.pipeline.schedule import Assignment, Candidate, StepPlan, plan_step, ready_tokens
 
 Offsets = npt.NDArray[np.int64]
 
@@ -137,6 +137,23 @@ class Step:
     num_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class StepTotals:
+    """What all steps so far came to."""
+
+    steps: int = 0
+    tokens: int = 0
+    rows: int = 0
+
+    @property
+    def waste(self) -> float:
+        """Share of the steps' rows that held no token."""
+        return 1.0 - self.tokens / self.rows if self.rows else 0.0
+
+    def plus(self, plan: StepPlan) -> StepTotals:
+        return StepTotals(self.steps + 1, self.tokens + plan.num_tokens, self.rows + plan.num_tiles * TILE)
+
+
 class Lanes:
     """Documents that are not finished, in order of arrival, and the free lanes."""
 
@@ -148,14 +165,14 @@ class Lanes:
         self.constant_shape = constant_shape
         self.ready_tokens = 0
         """Tokens that could go into a step, were there room for all."""
+        self.totals = StepTotals()
         self._documents: dict[int, OpenDocument] = {}
         self._free = list(range(lanes))
         self._arrivals = 0
-        self._steps = 0
 
     def admit(self, caller: Caller, document: Document, num_bytes: int | None) -> OpenDocument:
         self._arrivals += 1
-        opened = OpenDocument(caller, document, num_bytes, Candidate(self._arrivals, last_served=self._steps))
+        opened = OpenDocument(caller, document, num_bytes, Candidate(self._arrivals, last_served=self.totals.steps))
         self._documents[opened.place.key] = opened
         caller.documents.add(opened)
         return opened
@@ -189,7 +206,7 @@ class Lanes:
         )
         if not plan.assignments:
             return None
-        self._steps += 1
+        self.totals = self.totals.plus(plan)
         self._free = self._free[sum(self._takes_lane(a) for a in plan.assignments) :]
         entries = tuple(self._book(a) for a in plan.assignments)
         return Step(entries, plan.num_tiles, plan.num_tokens)
@@ -210,7 +227,7 @@ class Lanes:
         )
         taken = document.tokens.take(a.num_tokens)
         document.caller.held_tokens -= a.num_tokens
-        place.lane, place.position, place.last_served = a.lane, a.position + a.num_tokens, self._steps
+        place.lane, place.position, place.last_served = a.lane, a.position + a.num_tokens, self.totals.steps
         self._refresh(document)
         if a.ends:
             del self._documents[a.key]

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-
 from longscan.pipeline.config import TaskConfig
 
 Ids = npt.NDArray[np.int32]
-Vector = npt.NDArray[np.float32]
+Vector = npt.NDArray[np.float32] | npt.NDArray[np.float16]
+"""As it is written: task.embedding.dtype says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,8 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One row of the input. Exactly one of `text` and `token_ids` is set."""
+    """One row of the input. Exactly one of `text` and `token_ids` is set; in rows that leave the engine neither is, so
+    that nothing keeps a text in memory whose tokens are cut."""
 
     ordinal: int
     doc_id: str

@@ -18,16 +18,17 @@ class CountingModel:
     The next token is v with probability (share_v + 1/V) / 2: never 0, and it depends on all that came before.
     """
 
-    def __init__(self, vocab_size: int = 11) -> None:
+    def __init__(self, vocab_size: int = 11, device: str = "cpu") -> None:
         self.width = vocab_size
+        self.device = device
         self.steps: list[Segments] = []
 
     def new_state(self, slots: int) -> torch.Tensor:
-        return torch.zeros((slots, self.width), dtype=torch.float64)
+        return torch.zeros((slots, self.width), dtype=torch.float64, device=self.device)
 
     def step(self, ids_T: torch.Tensor, segments: Segments, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.steps.append(segments)
-        hidden_TD = torch.full((segments.num_rows, self.width), 7.0)  # padding: finite, and wrong if it is used
+        hidden_TD = torch.full((segments.num_rows, self.width), 7.0, device=self.device)  # padding: finite, and wrong if it is used
         before = [state[entry.lane_in].clone() if entry.lane_in != NO_LANE else torch.zeros_like(state[0]) for entry in segments.entries]
         for entry, counts in zip(segments.entries, before, strict=True):
             one_hot = torch.nn.functional.one_hot(ids_T[entry.rows].long(), self.width).double()

@@ -33,9 +33,9 @@ LENGTHS = [1, 2, 63, 64, 65, 127, 128, 129, 200, 256, 257, 1000, 0, 640, 3, 2000
 Results = dict[int, list[Outcome]]
 
 
-def engine(task: TaskConfig = EVERYTHING, model: Any = None, **sizes: Any) -> Engine:
+def engine(task: TaskConfig = EVERYTHING, model: Any = None, device: str = "cpu", **sizes: Any) -> Engine:
     sizes = {"lanes": 3, "step_tokens": 512, "segment_tokens": 128, "context_id": CONTEXT} | sizes
-    return Engine(model or CountingModel(), task, device="cpu", backend="torch", **sizes)
+    return Engine(model or CountingModel(device=device), task, device=device, backend="torch", **sizes)
 
 
 def ids_of(ordinal: int, length: int) -> np.ndarray:
@@ -116,8 +116,9 @@ def close(got: Any, expected: dict[str, np.ndarray]) -> None:
         assert np.allclose(got[pooling], vector, atol=1e-6), pooling
 
 
-def test_every_row_is_what_the_whole_document_says() -> None:
-    with engine() as one:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_every_row_is_what_the_whole_document_says(device: str) -> None:
+    with engine(device=device) as one:
         rows = collect(one.process(streams()))
     assert sorted(rows) == list(range(len(LENGTHS)))
     for ordinal, length in enumerate(LENGTHS):
@@ -157,6 +158,18 @@ def test_a_document_has_the_same_bits_alone_and_in_company(sizes: dict[str, Any]
         same(collect(one.process(streams(block=block))), alone)
 
 
+@pytest.mark.gpu
+def test_the_same_bits_in_any_company_with_a_step_in_flight() -> None:
+    """Steps have one shape on a GPU; documents share them with others or do not."""
+    alone: Results = {}
+    for ordinal, length in enumerate(LENGTHS):
+        with engine(device="cuda") as one:
+            alone |= collect(one.process(streams([length], first=ordinal)))
+    with engine(device="cuda") as one, ThreadPoolExecutor(4) as pool:
+        for call in [pool.submit(lambda: collect(one.process(streams()))) for _ in range(4)]:
+            same(call.result(), alone)
+
+
 def test_the_same_bits_for_several_callers_at_once(alone: Results) -> None:
     with engine(lanes=2) as one, ThreadPoolExecutor(4) as pool:
         calls = [pool.submit(lambda: collect(one.process(streams()))) for _ in range(4)]
@@ -176,11 +189,15 @@ def test_any_documents_in_any_engine(lengths: list[int], lanes: int, step: int, 
     model, done = CountingModel(), []
     with engine(model=model, lanes=lanes, step_tokens=64 * step, constant_shape=constant_shape, on_tokens=done.append) as one:
         rows = collect(one.process(streams(lengths, block=block)))
+        totals = one.totals
     assert {ordinal: made[-1].num_tokens for ordinal, made in rows.items() if isinstance(made[-1], DocumentRow)} == dict(enumerate(lengths))
     assert sum(done) == sum(lengths), "progress counts every token once"
     for ordinal, length in enumerate(lengths):
         if length:
             close(rows[ordinal][-1].vectors, Truth(ordinal, length).vectors(0, length))  # type: ignore[union-attr]
+    steps = model.steps[1:]  # after the context's own
+    assert (totals.steps, totals.tokens, totals.rows) == (len(steps), sum(lengths), sum(segments.num_rows for segments in steps))
+    assert 0 <= totals.waste < 1
     shapes = {segments.num_tiles for segments in model.steps}
     assert not constant_shape or shapes == {step}
     assert max(shapes, default=0) <= step
@@ -353,7 +370,7 @@ def test_a_caller_that_leaves_frees_its_lanes_and_closes_what_it_read(alone: Res
     with engine(lanes=2) as one:
         rows = one.process(endless())
         next(rows)
-        rows.close()  # type: ignore[attr-defined]
+        rows.close()
         assert closed == ["streams"]
         same(collect(one.process(streams())), alone)
 
