@@ -31,7 +31,7 @@ class CountingModel:
         hidden_TD = torch.full((segments.num_rows, self.width), 7.0, device=self.device)  # padding: finite, and wrong if it is used
         before = [state[entry.lane_in].clone() if entry.lane_in != NO_LANE else torch.zeros_like(state[0]) for entry in segments.entries]
         for entry, counts in zip(segments.entries, before, strict=True):
-            one_hot = torch.nn.functional.one_hot(ids_T[entry.rows].long(), self.width).double()
+            one_hot = torch.eye(self.width, dtype=torch.float64, device=self.device)[ids_T[entry.rows]]
             running = counts + one_hot.cumsum(0)
             hidden_TD[entry.rows] = (running / running.sum(1, keepdim=True)).float()
             if entry.lane_out != NO_LANE:

@@ -1,0 +1,36 @@
+"""A shard's journey: the whole product on one screen.
+
+Every verb is lazy and lives in the file of its name. A worker builds the tools once and sends several shards through
+them at once, each in a thread of its own; all meet in the one engine, which keeps the device busy across them.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+
+from longscan.pipeline.engine import Engine
+from longscan.pipeline.read import Reader
+from longscan.pipeline.records import Shard, ShardReport
+from longscan.pipeline.tokenize import DocumentTokenizer
+from longscan.pipeline.write import PartWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a worker builds once."""
+
+    reader: Reader
+    tokenizer: DocumentTokenizer
+    engine: Engine
+    writer: PartWriter
+
+
+def process_shard(shard: Shard, tools: Tools) -> ShardReport:
+    """Read, tokenize, run and write one shard; what it says is committed when this returns, nothing of it if it raises."""
+    documents = tools.reader.read(shard)
+    streams = tools.tokenizer.tokenize(documents)
+    with tools.writer.open(shard) as part, closing(tools.engine.process(streams)) as outcomes:
+        for outcome in outcomes:
+            part.add(outcome)
+        return part.commit()
