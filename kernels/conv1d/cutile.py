@@ -2,7 +2,8 @@
 
 A tile cannot be shifted by a row in registers, so rows are taken in phases: a block's 64 rows are 4 groups of 16, and
 phase b is the tile of the rows b, 16 + b, 32 + b, 48 + b. What precedes phase b is phase b - 1, whole, already in registers.
-Only phases -1, -2 and -3 are loaded anew: the last phases of the groups one earlier, or the lane's tail.
+Only what precedes phase 0 is gathered anew. The first rows of an entry, which follow a tail and not the rows above them, are
+done over by the launch that keeps the tails: a branch for them in the first one costs every block a change of layout.
 """
 
 from __future__ import annotations
@@ -20,85 +21,87 @@ CHANNELS = 256
 """Channels of a block at most: 16 bytes a thread and load."""
 
 
-@ct.kernel(occupancy=4)
-def convolve(  # type: ignore[no-untyped-def]
-    x_AUC, weight_KC, bias_C, tail_SKC, y_AUC, tile_entry, first_tile, lane_in, K: CI, BLOCK: CI, SILU: CB
-):
-    """y_t = act(bias + sum_k weight_k x_{t - K + 1 + k}) over one tile of 64 rows and BLOCK channels.
+@ct.function
+def activate(y, silu: CB):  # type: ignore[no-untyped-def]
+    """silu(y) = y / (1 + exp(-y)), with a division good to the last bit but one."""
+    if silu:
+        denominator = 1.0 + ct.exp2(y * -1.4426950408889634, flush_to_zero=True)
+        return ct.truediv(y, denominator, rounding_mode=ct.RoundingMode.APPROX, flush_to_zero=True)
+    return y
 
-    x_AUC, y_AUC: [T / 16, 16, C] bf16 or fp16; weight_KC, bias_C: fp32; tail_SKC: x's dtype, read only.
-    Grid: (C / BLOCK, T / 64), all in parallel; a tile reads its predecessor's last rows, or a tail, from memory.
+
+@ct.kernel(occupancy=4)
+def convolve(x_TC, x_AUC, weight_KC, bias_C, y_AUC, tile_entry, K: CI, BLOCK: CI, SILU: CB):  # type: ignore[no-untyped-def]
+    """y_t = act(bias + sum_k weight_k x_{t - K + 1 + k}) over 64 rows and BLOCK channels, as if the rows above an entry were its own.
+
+    x_TC, and the same as x_AUC [T / 16, 16, C], y_AUC: bf16 or fp16; weight_KC, bias_C: fp32.
+    Grid: (C / BLOCK, T / 64), all in parallel.
     """
     c = ct.bid(0)
     tile = ct.bid(1)
-    entry = ct.load(tile_entry, (tile,), (1,)).item()
-    if entry < 0:
+    if ct.load(tile_entry, (tile,), (1,)).item() < 0:
         for b in ct.static_iter(range(PHASES)):
             ct.store(y_AUC, (tile, b, c), ct.zeros((GROUPS, 1, BLOCK), dtype=y_AUC.dtype), allow_tma=False)
     else:
-        history = ()
-        if ct.load(first_tile, (entry,), (1,)).item() == tile:
-            lane = ct.load(lane_in, (entry,), (1,)).item()
-            for k in ct.static_iter(range(K - 1)):
-                b = ct.static_eval(PHASES - K + 1 + k)
-                x = ct.load(x_AUC, (tile, b, c), (GROUPS, 1, BLOCK), allow_tma=False).reshape((GROUPS, BLOCK)).astype(ct.float32)
-                before = ct.zeros((1, BLOCK), dtype=ct.float32)
-                if lane >= 0:
-                    before = ct.load(tail_SKC, (lane, k, c), (1, 1, BLOCK), allow_tma=False).reshape((1, BLOCK)).astype(ct.float32)
-                early = ct.cat((before, ct.extract(x, (0, 0), (1, BLOCK))), 0)
-                late = ct.cat((ct.extract(x, (1, 0), (1, BLOCK)), ct.extract(x, (2, 0), (1, BLOCK))), 0)
-                history += (ct.cat((early, late), 0),)
-        else:
-            shifted = x_AUC.tiled_view((GROUPS, 1, BLOCK), traversal_steps=(1, 1, BLOCK))
-            for k in ct.static_iter(range(K - 1)):
-                b = ct.static_eval(PHASES - K + 1 + k)
-                x = shifted.load((tile * GROUPS - 1, b, c), allow_tma=False)
-                history += (x.reshape((GROUPS, BLOCK)).astype(ct.float32),)
+        inputs = ()
+        channel = (c * BLOCK + ct.arange(BLOCK, dtype=ct.int32)).reshape((1, BLOCK))
+        for k in ct.static_iter(range(K - 1)):
+            row = tile * TILE + (ct.arange(GROUPS, dtype=ct.int32) - 1) * PHASES + (PHASES - K + 1 + k)
+            above = ct.gather(x_TC, (ct.maximum(row, 0).reshape((GROUPS, 1)), channel), check_bounds=False)
+            inputs += (above.astype(ct.float32),)
         taps = ()
         for k in ct.static_iter(range(K)):
             taps += (ct.load(weight_KC, (k, c), (1, BLOCK), allow_tma=False),)
         bias = ct.load(bias_C, (c,), (BLOCK,), allow_tma=False).reshape((1, BLOCK))
         for b in ct.static_iter(range(PHASES)):
-            x = ct.load(x_AUC, (tile, b, c), (GROUPS, 1, BLOCK), allow_tma=False).reshape((GROUPS, BLOCK)).astype(ct.float32)
-            history += (x,)
-            y = bias + taps[0] * history[b]
+            x = ct.load(x_AUC, (tile, b, c), (GROUPS, 1, BLOCK), allow_tma=False)
+            inputs += (x.reshape((GROUPS, BLOCK)).astype(ct.float32),)
+            y = bias + taps[0] * inputs[b]
             for k in ct.static_iter(range(1, K)):
-                y = y + taps[k] * history[b + k]
-            if SILU:
-                # Faithful to fp32's last bits but one, at a quarter of the instructions of the correctly rounded division.
-                denominator = 1.0 + ct.exp2(y * -1.4426950408889634, flush_to_zero=True)
-                y = ct.truediv(y, denominator, rounding_mode=ct.RoundingMode.APPROX, flush_to_zero=True)
-            ct.store(y_AUC, (tile, b, c), y.astype(y_AUC.dtype).reshape((GROUPS, 1, BLOCK)), allow_tma=False)
+                y = y + taps[k] * inputs[b + k]
+            ct.store(y_AUC, (tile, b, c), activate(y, SILU).astype(y_AUC.dtype).reshape((GROUPS, 1, BLOCK)), allow_tma=False)
 
 
 @ct.kernel(occupancy=8)
-def keep_tails(  # type: ignore[no-untyped-def]
-    x_TC, tail_SKC, first_tile, num_tokens, lane_in, lane_out, K: CI, BLOCK: CI
+def join_tails(  # type: ignore[no-untyped-def]
+    x_TC, weight_KC, bias_C, tail_SKC, y_TC, first_tile, num_tokens, lane_in, lane_out, K: CI, BLOCK: CI, SILU: CB
 ):
-    """Leave each entry's last K - 1 inputs in its lane; an entry shorter than that keeps the end of the tail it found.
+    """An entry's first K - 1 outputs, which see the tail of its lane; then its last K - 1 inputs are the lane's new tail.
 
-    x_TC: bf16 or fp16; tail_SKC: x's dtype, in place.
+    An entry shorter than that keeps the end of the tail it found. x_TC, y_TC: bf16 or fp16; tail_SKC: x's dtype, in place.
     Grid: (C / BLOCK, E), all in parallel.
     """
     c = ct.bid(0)
     entry = ct.bid(1)
-    lane = ct.load(lane_out, (entry,), (1,)).item()
-    if lane >= 0:
-        count = ct.load(num_tokens, (entry,), (1,)).item()
+    count = ct.load(num_tokens, (entry,), (1,)).item()
+    if count > 0:
         start = ct.load(first_tile, (entry,), (1,)).item() * TILE
         source = ct.load(lane_in, (entry,), (1,)).item()
-        kept = ()
+        lane = ct.load(lane_out, (entry,), (1,)).item()
+        inputs = ()
         for k in ct.static_iter(range(K - 1)):
-            at = count - (K - 1) + k
-            row = ct.zeros((1, 1, BLOCK), dtype=tail_SKC.dtype)
-            if at >= 0:
-                row = ct.load(x_TC, (start + at, c), (1, BLOCK), allow_tma=False).reshape((1, 1, BLOCK))
-            else:
-                if source >= 0:
-                    row = ct.load(tail_SKC, (source, at + (K - 1), c), (1, 1, BLOCK), allow_tma=False)
-            kept += (row,)
+            before = ct.zeros((1, 1, BLOCK), dtype=tail_SKC.dtype)
+            if source >= 0:
+                before = ct.load(tail_SKC, (source, k, c), (1, 1, BLOCK), allow_tma=False)
+            inputs += (before.reshape((1, BLOCK)),)
         for k in ct.static_iter(range(K - 1)):
-            ct.store(tail_SKC, (lane, k, c), kept[k], allow_tma=False)
+            inputs += (ct.load(x_TC, (start + k, c), (1, BLOCK), allow_tma=False),)
+        bias = ct.load(bias_C, (c,), (BLOCK,), allow_tma=False).reshape((1, BLOCK))
+        for t in ct.static_iter(range(K - 1)):
+            y = bias
+            for k in ct.static_iter(range(K)):
+                y = y + ct.load(weight_KC, (k, c), (1, BLOCK), allow_tma=False) * inputs[t + k].astype(ct.float32)
+            ct.store(y_TC, (start + t, c), activate(y, SILU).astype(y_TC.dtype), allow_tma=False)
+        if lane >= 0:
+            for k in ct.static_iter(range(K - 1)):
+                # The k-th of the last K - 1 inputs: token count - (K - 1) + k, or what the tail holds where there is none.
+                kept = inputs[k]
+                for shorter in ct.static_iter(range(1, K - 1)):
+                    if count == shorter:
+                        kept = inputs[k + shorter]
+                if count >= K - 1:
+                    kept = ct.load(x_TC, (start + count - (K - 1) + k, c), (1, BLOCK), allow_tma=False)
+                ct.store(tail_SKC, (lane, k, c), kept.reshape((1, 1, BLOCK)), allow_tma=False)
 
 
 def causal_conv1d(
@@ -110,7 +113,7 @@ def causal_conv1d(
     segments: Segments,
     activation: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`longscan.kernels.conv1d.causal_conv1d`: the convolution, then the tails, which the first launch still reads."""
+    """`longscan.kernels.conv1d.causal_conv1d`: the convolution, then what joins an entry to its lane's tail."""
     T, C = x_TC.shape
     K = weight_CK.shape[1]
     block = _block(C, K)
@@ -118,13 +121,13 @@ def causal_conv1d(
     bias_C = torch.zeros(C, device=x_TC.device) if bias_C is None else bias_C.float()
     y_TC = torch.empty((T, C), dtype=x_TC.dtype, device=x_TC.device)
     x_AUC, y_AUC = x_TC.unflatten(0, (-1, PHASES)), y_TC.unflatten(0, (-1, PHASES))
-    s = segments
+    s, silu, entries = segments, activation == "silu", segments.num_tokens.numel()
     stream = torch.cuda.current_stream()
-    arguments = (x_AUC, weight_KC, bias_C, tail_SKC, y_AUC, s.tile_entry, s.first_tile, s.lane_in, K, block, activation == "silu")
+    arguments = (x_TC, x_AUC, weight_KC, bias_C, y_AUC, s.tile_entry, K, block, silu)
     ct.launch(stream, (C // block, s.num_tiles), convolve, arguments)
-    if s.num_tokens.numel():
-        arguments = (x_TC, tail_SKC, s.first_tile, s.num_tokens, s.lane_in, s.lane_out, K, block)
-        ct.launch(stream, (C // block, s.num_tokens.numel()), keep_tails, arguments)
+    if entries:
+        lanes = (s.first_tile, s.num_tokens, s.lane_in, s.lane_out)
+        ct.launch(stream, (C // block, entries), join_tails, (x_TC, weight_KC, bias_C, tail_SKC, y_TC, *lanes, K, block, silu))
     return y_TC, tail_SKC
 
 
