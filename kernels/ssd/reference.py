@@ -51,7 +51,7 @@ def ssd(
         inside_MHQP = _weights(B_MGQN, C_MGQN, dt_MQH, decay_MQH, D_H, recording) @ x_MHQP
         written_MGNRP = _written(x_MHQP, B_MGQN, dt_MQH, decay_MQH, recording)
         initial = _initial_states(ssm_SHNP, block, (G, N, H // G, P), carried_GNRP)
-        left_MQH = _exp2(decay_MQH.clone(), recording)
+        left_MQH = _exp2(decay_MQH.to(dt_MQH.dtype, copy=True), recording)
         before_MGNRP, final = _pass_on(written_MGNRP, left_MQH[:, -1], initial, block, recording)
         carried_GNRP = None if block.carried_out is None else final[block.carried_out]
         ssm_SHNP = _keep(ssm_SHNP, block, final, recording)
@@ -76,14 +76,17 @@ def _time(
     padding_T: torch.Tensor | None,
     recording: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Time steps dt_MQH, zero on padding, and decay_MQH, the log2 of what is left of a tile's initial state after each row."""
+    """Time steps dt_MQH, zero on padding, and decay_MQH, the log2 of what is left of a tile's initial state after each row.
+
+    decay is in fp64: it goes down by hundreds along a tile, and what counts are small differences far down.
+    """
     raw_TH = raw_TH.to(A_H.dtype) + (0.0 if bias_H is None else bias_H)
     dt_TH = F.softplus(raw_TH) if recording else softplus_(raw_TH)
     dt_TH = dt_TH.clamp(*limit)
     if padding_T is not None:
         dt_TH = dt_TH.masked_fill(padding_T[:, None], 0.0)
     dt_MQH = dt_TH.unflatten(0, (-1, TILE))
-    return dt_MQH, (dt_MQH * (A_H * math.log2(math.e))).cumsum(1)
+    return dt_MQH, (dt_MQH.double() * (A_H.double() * math.log2(math.e))).cumsum(1)
 
 
 def _weights(
@@ -100,9 +103,13 @@ def _weights(
     """
     M, G, Q, _ = B_MGQN.shape
     cb_MGQQ = (C_MGQN @ B_MGQN.transpose(2, 3)).tril()
-    to_MHQ = decay_MQH.transpose(1, 2).contiguous()
-    from_MHQ = to_MHQ - dt_MQH.clamp(min=torch.finfo(dt_MQH.dtype).tiny).log2().transpose(1, 2)
-    exponent_MHQQ = to_MHQ[..., :, None] - from_MHQ[..., None, :]
+    decay_MHQ = decay_MQH.transpose(1, 2).contiguous()
+    # Rounded to fp32 and the remainder: the difference of the rounded parts is exact where it is small.
+    rounded_MHQ = decay_MHQ.to(dt_MQH.dtype)
+    rest_MHQ = (decay_MHQ - rounded_MHQ).to(dt_MQH.dtype)
+    dt_MHQ = dt_MQH.transpose(1, 2).clamp(min=torch.finfo(dt_MQH.dtype).tiny)
+    exponent_MHQQ = rounded_MHQ[..., :, None] - rounded_MHQ[..., None, :]
+    exponent_MHQQ = exponent_MHQQ.add_(rest_MHQ[..., :, None]).add_((dt_MHQ.log2() - rest_MHQ)[..., None, :])
     if recording:
         decayed_MHQQ = exponent_MHQQ.clamp(max=HIGHEST_EXPONENT).exp2()
         weight_MHQQ = (decayed_MHQQ.view(M, G, -1, Q, Q) * cb_MGQQ[:, :, None]).flatten(1, 2)
@@ -117,7 +124,7 @@ def _weights(
 def _written(x_MHQP: torch.Tensor, B_MGQN: torch.Tensor, dt_MQH: torch.Tensor, decay_MQH: torch.Tensor, recording: bool) -> torch.Tensor:
     """written_MGNRP: what a tile's tokens leave in the state at its end, sum over t of exp(sum of dt A after t) dt_t B_t x_t^T."""
     (M, H, Q, P), (_, G, _, N) = x_MHQP.shape, B_MGQN.shape
-    share_MQH = _exp2(decay_MQH[:, -1:] - decay_MQH, recording) * dt_MQH
+    share_MQH = _exp2((decay_MQH[:, -1:] - decay_MQH).to(dt_MQH.dtype), recording) * dt_MQH
     share_MGQR1 = share_MQH.view(M, Q, G, -1).transpose(1, 2)[..., None]
     scaled_MGQRP = None if recording else x_MHQP.new_empty(M, G, Q, H // G, P)
     scaled_MGQRP = torch.mul(x_MHQP.view(M, G, -1, Q, P).transpose(2, 3), share_MGQR1, out=scaled_MGQRP)
