@@ -1,0 +1,25 @@
+"""The model: a checkpoint's folder in, a Mamba-2 that takes packed steps out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from longscan.kernels.checks import Backend
+from longscan.pipeline.model.config import Mamba2Geometry, read_geometry
+from longscan.pipeline.model.mamba2 import Mamba2, ModelState
+from longscan.pipeline.model.weights import load_weights, model_hash
+
+__all__ = ["Mamba2", "Mamba2Geometry", "ModelState", "load_model", "model_hash", "read_geometry"]
+
+
+def load_model(
+    folder: str | Path, *, dtype: torch.dtype, device: torch.device | str, backend: Backend, row_block: int | None = None
+) -> Mamba2:
+    """Load the checkpoint in `folder`. Raises ModelError where longscan cannot run it, with what was found and what to do.
+
+    dtype, device, backend, row_block: as `Mamba2` takes them.
+    """
+    geometry = read_geometry(folder)
+    weights = load_weights(folder, geometry, device=device, dtype=dtype)
+    return Mamba2(geometry, weights, device=device, dtype=dtype, backend=backend, row_block=row_block)
