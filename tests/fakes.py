@@ -141,6 +141,8 @@ def _tensors(config: dict[str, Any], generator: torch.Generator) -> dict[str, to
 
 
 def _save(folder: Path, tensors: dict[str, torch.Tensor], shards: int) -> None:
+    for old in (*folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json")):
+        old.unlink()
     if shards == 1:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         return
