@@ -50,7 +50,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of rows inside one row group of one file. `row_group` is -1 for a file that cannot be read at all."""
+    """A run of rows inside one row group of one file. A file that cannot be read at all is one row, of row group -1."""
 
     file: SourceFile
     row_group: int
@@ -73,6 +73,11 @@ class Shard:
     @property
     def num_rows(self) -> int:
         return sum(piece.stop - piece.start for piece in self.pieces)
+
+    @property
+    def reads_on(self) -> bool:
+        """It begins inside a row group, where the shard before it stops: the worker of that one need not read up to it again."""
+        return bool(self.pieces) and self.pieces[0].start > 0
 
     @property
     def part_name(self) -> str:
