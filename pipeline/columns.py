@@ -1,0 +1,257 @@
+"""The columns of an input file -> the parts of a document: its id, its text or token ids, and what passes through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from longscan.pipeline.config import InputConfig
+from longscan.pipeline.records import Ids
+
+NO_COLUMNS = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
+MAX_ID = np.iinfo(np.int32).max
+
+_STRING_OF = {pa.binary(): pa.string(), pa.large_binary(): pa.large_string(), pa.binary_view(): pa.string_view()}
+_STRINGS = (pa.string(), pa.large_string(), pa.string_view())
+
+
+class Bad(Exception):
+    """A row that cannot become a document. kind: one word for errors/, to count by."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Row(NamedTuple):
+    """One decoded row; `doc_id` is None where the input names no id column."""
+
+    doc_id: str | None
+    text: memoryview | None
+    token_ids: Ids | None
+    passthrough: pa.RecordBatch
+
+
+class BadRow(NamedTuple):
+    doc_id: str | None
+    bad: Bad
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that a job reads. Exactly one of `text` and `tokens` is set."""
+
+    text: str | None
+    tokens: str | None
+    id: str | None
+    passthrough: tuple[str, ...]
+
+    @classmethod
+    def of(cls, config: InputConfig) -> Columns:
+        """As the configuration names them: a tokens column takes the place of the text."""
+        text = None if config.tokens_column else config.text_column
+        return cls(text, config.tokens_column or None, config.id_column or None, tuple(config.passthrough))
+
+    @property
+    def content(self) -> str:
+        """The column of text or token ids."""
+        return self.tokens or self.text or ""
+
+    @property
+    def names(self) -> list[str]:
+        """Every column that is read, each once."""
+        return list(dict.fromkeys([self.content, *([self.id] if self.id else []), *self.passthrough]))
+
+    def complaint(self, schema: pa.Schema) -> str | None:
+        """What keeps a file of this schema from being read as asked, or None."""
+        for key, name in self._keys():
+            count = schema.names.count(name)
+            if count != 1:
+                found = "no such column" if not count else f"{count} columns of this name"
+                return f"{key}={name}: found {found}; the columns are {', '.join(schema.names) or 'none at all'}"
+        kind = schema.field(self.content).type
+        if self.tokens and not _is_ids(kind):
+            return f"input.tokens_column={self.tokens}: expected lists of integers, found {kind}"
+        if self.text and not _is_text(kind):
+            return f"input.text_column={self.text}: expected strings, found {kind}; for token ids set input.tokens_column"
+        if self.id and pa.types.is_nested(schema.field(self.id).type):
+            return f"input.id_column={self.id}: expected one value a row, found {schema.field(self.id).type}"
+        return None
+
+    def _keys(self) -> Iterator[tuple[str, str]]:
+        yield ("input.tokens_column" if self.tokens else "input.text_column"), self.content
+        if self.id:
+            yield "input.id_column", self.id
+        for name in self.passthrough:
+            yield "input.passthrough", name
+
+    def passthrough_schema(self, schema: pa.Schema) -> pa.Schema:
+        """Fields of the passthrough columns: nullable, since other files may hold nulls, and without a file's private numbering."""
+        return pa.schema([pa.field(name, _storage_type(schema.field(name).type)) for name in self.passthrough])
+
+
+def decode(batch: pa.RecordBatch, columns: Columns, passthrough: pa.Schema) -> Iterator[Row | BadRow]:
+    """Rows of a batch in order, each a document's parts or what is wrong with it. Texts are views of the batch's own memory."""
+    ids = _ids(batch.column(columns.id)) if columns.id else None
+    texts = _texts(batch.column(columns.text)) if columns.text else None
+    token_ids = _token_ids(batch.column(columns.tokens)) if columns.tokens else None
+    passed = _passthrough(batch, passthrough)
+    for i in range(batch.num_rows):
+        doc_id = None
+        try:
+            doc_id = ids(i) if ids else None
+            row = Row(doc_id, texts(i) if texts else None, token_ids(i) if token_ids else None, passed(i))
+        except Bad as bad:
+            yield BadRow(doc_id, bad)
+        else:
+            yield row
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return any(kind == known for known in (*_STRINGS, *_STRING_OF, pa.null()))
+
+
+def _is_ids(kind: pa.DataType) -> bool:
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return bool(kind == pa.null() or (lists and pa.types.is_integer(kind.value_type)))
+
+
+def _storage_type(kind: pa.DataType) -> pa.DataType:
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+
+
+def _storage(column: pa.Array) -> pa.Array:
+    return column.storage if isinstance(column.type, pa.BaseExtensionType) else column
+
+
+def _valid(array: pa.Array) -> bool:
+    """Whether all of an array's strings are UTF-8, by Arrow's own check (4 GB/s, without a copy)."""
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _texts(column: pa.Array) -> Callable[[int], memoryview]:
+    """A function from a row to its text's bytes, checked; raises Bad where the text is null or not UTF-8."""
+    values = column.dictionary if pa.types.is_dictionary(column.type) else column
+    indices = column.indices if pa.types.is_dictionary(column.type) else None
+    values = values.view(_STRING_OF[values.type]) if values.type in _STRING_OF else values
+    all_valid = values.type == pa.null() or _valid(values)
+
+    def text(i: int) -> memoryview:
+        if indices is not None:
+            index = indices[i].as_py()
+            value = None if index is None else values[index]
+        else:
+            index, value = i, values[i]
+        if value is None or not value.is_valid:
+            raise Bad("NullText", "expected a text, found null")
+        buffer = value.as_buffer()
+        if not all_valid and not _valid(values.slice(index, 1)):
+            raise Bad("InvalidUtf8", f"expected UTF-8, found {_first_fault(buffer)}")
+        return memoryview(buffer).cast("B")
+
+    return text
+
+
+def _first_fault(buffer: pa.Buffer, window: int = 1 << 16) -> str:
+    """Where the text stops being UTF-8: found in windows, so that a giant text is not decoded whole."""
+    view = memoryview(buffer).cast("B")
+    start = 0
+    while start < len(view):
+        piece = bytes(view[start : start + window])
+        try:
+            piece.decode()
+        except UnicodeDecodeError as fault:
+            if fault.start > 0 and fault.end == len(piece) and start + window < len(view):  # a character cut by the window
+                start += fault.start
+                continue
+            return f"byte 0x{piece[fault.start]:02x} at {start + fault.start} of {len(view)} ({fault.reason})"
+        start += window
+    return "an invalid byte"
+
+
+def _token_ids(column: pa.Array) -> Callable[[int], Ids]:
+    """A function from a row to its token ids; raises Bad where they are null, or do not fit int32."""
+
+    def token_ids(i: int) -> Ids:
+        value = column[i]
+        if not value.is_valid:
+            raise Bad("NullTokenIds", "expected a list of token ids, found null")
+        items = value.values
+        if items.null_count:
+            raise Bad("InvalidTokenIds", f"expected token ids, found {items.null_count} nulls among them")
+        numbers = items.to_numpy(zero_copy_only=True) if len(items) else np.empty(0, np.int32)
+        for extreme in (int(numbers.min()), int(numbers.max())) if len(numbers) else ():
+            if not 0 <= extreme <= MAX_ID:
+                raise Bad("InvalidTokenIds", f"expected token ids from 0 to {MAX_ID}, found {extreme}")
+        return numbers.astype(np.int32, copy=False)
+
+    return token_ids
+
+
+def _ids(column: pa.Array) -> Callable[[int], str]:
+    """A function from a row to its id as a string; raises Bad where it is null or not UTF-8."""
+    column = _storage(column)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    column = column.view(_STRING_OF[column.type]) if column.type in _STRING_OF else column
+    if column.type not in _STRINGS:
+        try:
+            column = pc.cast(column, pa.string())
+        except pa.ArrowNotImplementedError:
+            column = pa.array([_spelled(value) for value in column], pa.string())
+    all_valid = _valid(column)
+
+    def doc_id(i: int) -> str:
+        value = column[i]
+        if not value.is_valid:
+            raise Bad("NullId", "expected an id, found null")
+        if not all_valid and not _valid(column.slice(i, 1)):
+            raise Bad("InvalidUtf8", f"expected an id in UTF-8, found {_first_fault(value.as_buffer())}")
+        return str(value.as_py())
+
+    return doc_id
+
+
+def _spelled(value: Any) -> str | None:
+    plain = value.as_py()
+    return plain.hex() if isinstance(plain, bytes) else None if plain is None else str(plain)
+
+
+def _passthrough(batch: pa.RecordBatch, schema: pa.Schema) -> Callable[[int], pa.RecordBatch]:
+    """A function from a row to its passthrough columns, as one row of `schema`; raises Bad where they do not fit it."""
+    if not schema.names:
+        return lambda _: NO_COLUMNS
+    whole = _fitted(batch, schema)
+
+    def passed(i: int) -> pa.RecordBatch:
+        if isinstance(whole, pa.RecordBatch):
+            return whole.slice(i, 1)
+        row = _fitted(batch.slice(i, 1), schema)
+        if isinstance(row, Bad):
+            raise row
+        return row
+
+    return passed
+
+
+def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch | Bad:
+    columns = []
+    for field in schema:
+        column = _storage(batch.column(field.name))
+        try:
+            column = column if column.type == field.type else column.cast(field.type)
+            column.validate(full=True)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            return Bad("InvalidPassthrough", f"expected {field.name} as {field.type}, as in the first file: {error}")
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

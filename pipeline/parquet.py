@@ -1,0 +1,175 @@
+"""One input file, opened; one of its row groups, row by row, in memory bounded by a row.
+
+Two kinds of failure are told apart. What the file holds is wrong (`Unreadable`): its rows become error rows, at every
+attempt the same. The file cannot be got at (InputError): that may pass, so the shard fails and is tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from longscan.pipeline.errors import InputError
+from longscan.pipeline.find import current_version
+from longscan.pipeline.records import SourceFile
+from longscan.pipeline.storage import locate, redact
+
+BATCH_BYTES = 1 << 20
+"""Batches grow until they hold about this much: short rows come by the hundred, a giant alone."""
+
+BATCH_ROWS = 256
+GIANT_GROUP_BYTES = 64 << 20
+GIANT_GROUP_ROWS = 16
+"""Rows of a batch at most, and at most in a row group so large that giants may follow on short rows: they share a batch."""
+
+LOCAL_BUFFER, REMOTE_BUFFER = 1 << 20, 8 << 20
+"""Bytes of a column read at a time. Without a buffer Arrow reads a whole column chunk."""
+
+
+class Unreadable(Exception):
+    """Rows that cannot be read, because of what the file holds. kind: one word for errors/, to count by."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class ParquetSource:
+    """An open Parquet file.
+
+    Raises Unreadable where its footer cannot be read or it is not the file that was planned with, InputError where it
+    cannot be opened.
+    """
+
+    def __init__(self, file: SourceFile) -> None:
+        self.file = file
+        place = locate(file.path)
+        try:
+            self._check_unchanged(file)
+            self._handle: Any = pa.OSFile(place.path) if place.is_local else place.fs.open(place.path, "rb", cache_type="none")
+        except Unreadable:
+            raise
+        except Exception as error:  # each file system has exceptions of its own
+            raise InputError(f"{file.name}: cannot be opened: {_spelled(error)}") from error
+        buffer = LOCAL_BUFFER if place.is_local else REMOTE_BUFFER
+        try:
+            self._parquet = pq.ParquetFile(self._handle, pre_buffer=False, buffer_size=buffer, page_checksum_verification=True)
+        except Exception as error:
+            self.close()
+            if is_corrupt(error):
+                raise Unreadable("UnreadableFile", f"expected a Parquet file: {_spelled(error)}") from error
+            raise InputError(f"{file.name}: its footer cannot be read: {_spelled(error)}") from error
+
+    @property
+    def metadata(self) -> pq.FileMetaData:
+        return self._parquet.metadata
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._parquet.schema_arrow
+
+    def batches(self, row_group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """Batches of a row group, of a single row until `set_batch_rows` says otherwise."""
+        batches: Iterator[pa.RecordBatch] = self._parquet.iter_batches(1, [row_group], columns, use_threads=False)
+        return batches
+
+    def set_batch_rows(self, rows: int) -> None:
+        """Rows of the batches from the next one on."""
+        self._parquet.reader.set_batch_size(rows)
+
+    def close(self) -> None:
+        self._handle.close()
+
+    def _check_unchanged(self, file: SourceFile) -> None:
+        size, version = current_version(locate(file.path))
+        comparable = version.partition(":")[0] == file.version.partition(":")[0]
+        if size != file.size or (comparable and version != file.version):
+            raise Unreadable(
+                "FileChanged",
+                f"expected the file that the run was planned with, of {file.size} bytes and version {file.version!r}, "
+                f"found {size} bytes and version {version!r}; run it again with a new output",
+            )
+
+
+class GroupRows:
+    """The rows of one row group, in order, a batch at a time.
+
+    row: the next row, counted from the group's first.
+    """
+
+    def __init__(self, source: ParquetSource, row_group: int, columns: list[str]) -> None:
+        self.source = source
+        self.row_group = row_group
+        self.num_rows: int = source.metadata.row_group(row_group).num_rows
+        self.row = 0
+        self._columns = columns
+        giant = source.metadata.row_group(row_group).total_byte_size > GIANT_GROUP_BYTES
+        self._most = GIANT_GROUP_ROWS if giant else BATCH_ROWS
+        self._rest: pa.RecordBatch | None = None
+        self._start(careful=False)
+
+    def take(self, most: int) -> pa.RecordBatch:
+        """The next rows, at least 1 and at most `most`.
+
+        Raises Unreadable where the next row cannot be read; nothing behind it can be then.
+        """
+        rest, self._rest = self._rest, None
+        if rest is None:
+            rest = self._load()
+        if rest.num_rows > most:
+            self._rest = rest.slice(most)
+            rest = rest.slice(0, most)
+        self.row += rest.num_rows
+        return rest
+
+    def skip(self, rows: int) -> None:
+        """Go past rows without looking at them. Raises Unreadable as `take` does."""
+        stop = self.row + rows
+        while self.row < stop:
+            self.take(stop - self.row)
+
+    def _start(self, *, careful: bool) -> None:
+        self._careful = careful
+        self._batch_rows = 1
+        self._batches = self.source.batches(self.row_group, self._columns)
+
+    def _load(self) -> pa.RecordBatch:
+        try:
+            batch = next(self._batches, None)
+        except Exception as error:
+            if not is_corrupt(error):
+                raise InputError(f"{self.source.file.name}: row group {self.row_group} cannot be read: {_spelled(error)}") from error
+            if self._batch_rows > 1 and not self._careful:
+                return self._reload()
+            raise Unreadable("UnreadableRows", f"row group {self.row_group} is damaged from here on: {_spelled(error)}") from error
+        if batch is None:
+            raise Unreadable("UnreadableRows", f"row group {self.row_group}: expected {self.num_rows} rows, found {self.row}")
+        self._adapt(batch)
+        return batch
+
+    def _reload(self) -> pa.RecordBatch:
+        """Read again up to the batch that failed, and then row by row: what lies before the damage is still good."""
+        done, self.row = self.row, 0
+        self._start(careful=True)
+        self.skip(done)
+        return self._load()
+
+    def _adapt(self, batch: pa.RecordBatch) -> None:
+        if self._careful:
+            return
+        fitting = BATCH_BYTES * batch.num_rows // max(batch.nbytes, 1)
+        rows = max(1, min(fitting, 2 * self._batch_rows, self._most))
+        if rows != self._batch_rows:
+            self._batch_rows = rows
+            self.source.set_batch_rows(rows)
+
+
+def is_corrupt(error: Exception) -> bool:
+    """Whether Arrow says this of a file's content. What the system says of the file itself has a number or another type."""
+    return isinstance(error, pa.ArrowException) or (type(error) is OSError and error.errno is None)
+
+
+def _spelled(error: Exception) -> str:
+    return redact(" ".join(str(error).split())) or type(error).__name__

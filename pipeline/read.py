@@ -1,0 +1,136 @@
+"""One shard -> documents, lazily, in memory bounded by one document.
+
+Every planned row comes out once, in order: as a Document, or as an ErrorRow that says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pyarrow as pa
+from longscan.pipeline.columns import BadRow, Columns, decode
+from longscan.pipeline.config import InputConfig
+from longscan.pipeline.parquet import GroupRows, ParquetSource, Unreadable
+from longscan.pipeline.records import Document, ErrorRow, Piece, Shard, SourceFile
+
+NO_PASSTHROUGH = pa.schema([])
+
+
+class Reader:
+    """Reads shards, several at once from several threads."""
+
+    def __init__(self, config: InputConfig, passthrough: pa.Schema = NO_PASSTHROUGH) -> None:
+        """passthrough: the plan's schema of the passthrough columns; other types of a file are cast to it."""
+        self._columns = Columns.of(config)
+        self._passthrough = passthrough
+        self._parked: tuple[tuple[str, int, int], GroupRows] | None = None
+        self._lock = threading.Lock()
+
+    def read(self, shard: Shard) -> Iterator[Document | ErrorRow]:
+        """Rows of `shard`, their ordinals counted from 0.
+
+        Raises InputError where a file cannot be got at (gone, no permission, network): the shard may be tried again.
+        """
+        opened = _Opened()
+        ordinal = 0
+        try:
+            for piece in shard.pieces:
+                yield from self._piece(piece, ordinal, opened)
+                ordinal += piece.stop - piece.start
+        finally:
+            opened.close()
+
+    def close(self) -> None:
+        """Close what is kept open between shards."""
+        self._park(None)
+
+    def _piece(self, piece: Piece, ordinal: int, opened: _Opened) -> Iterator[Document | ErrorRow]:
+        if piece.row_group < 0:
+            yield ErrorRow(ordinal, None, piece.file.name, None, "read", "UnreadableFile", piece.file.error or "cannot be read")
+            return
+        done = piece.start
+        try:
+            rows = self._rows(piece, opened)
+            while done < piece.stop:
+                batch = rows.take(piece.stop - done)
+                taken = batch.num_rows
+                yield from self._documents(batch, piece, done, ordinal)
+                del batch  # else it is in memory beside the next one
+                done += taken
+        except Unreadable as error:
+            for row in range(done, piece.stop):
+                at, n = _place(piece, row, ordinal)
+                yield ErrorRow(n, self._default_id(piece.file, at), piece.file.name, at, "read", error.kind, str(error))
+            return
+        if piece.stop < rows.num_rows:
+            opened.give_up(rows.source)
+            self._park(((piece.file.path, piece.row_group, piece.stop), rows))
+
+    def _documents(self, batch: pa.RecordBatch, piece: Piece, first: int, ordinal: int) -> Iterator[Document | ErrorRow]:
+        for i, row in enumerate(decode(batch, self._columns, self._passthrough)):
+            at, n = _place(piece, first + i, ordinal)
+            doc_id = self._default_id(piece.file, at) if row.doc_id is None else row.doc_id
+            if isinstance(row, BadRow):
+                yield ErrorRow(n, doc_id, piece.file.name, at, "read", row.bad.kind, str(row.bad))
+            else:
+                assert doc_id is not None
+                yield Document(n, doc_id, piece.file.name, at, row.text, row.token_ids, row.passthrough)
+
+    def _default_id(self, file: SourceFile, row: int) -> str | None:
+        """`<name>#<row>`; None where the input has an id column, which alone gives ids."""
+        return None if self._columns.id else f"{file.name}#{row}"
+
+    def _rows(self, piece: Piece, opened: _Opened) -> GroupRows:
+        """The row group of `piece`, at its first row: read on from where the shard before it stopped, where that is at hand."""
+        if piece.start:
+            with self._lock:
+                if self._parked is not None and self._parked[0] == (piece.file.path, piece.row_group, piece.start):
+                    rows, self._parked = self._parked[1], None
+                    opened.take_over(rows.source)
+                    return rows
+        source = opened.source(piece.file)
+        complaint = self._columns.complaint(source.schema)
+        if complaint is not None:
+            raise Unreadable("WrongColumns", complaint)
+        rows = GroupRows(source, piece.row_group, self._columns.names)
+        rows.skip(piece.start)
+        return rows
+
+    def _park(self, parked: tuple[tuple[str, int, int], GroupRows] | None) -> None:
+        with self._lock:
+            before, self._parked = self._parked, parked
+        if before is not None:
+            before[1].source.close()
+
+
+class _Opened:
+    """The file that a call of `read` has open: the pieces of a shard come file by file."""
+
+    def __init__(self) -> None:
+        self._source: ParquetSource | None = None
+
+    def source(self, file: SourceFile) -> ParquetSource:
+        if self._source is None or self._source.file.path != file.path:
+            self.close()
+            self._source = ParquetSource(file)
+        return self._source
+
+    def take_over(self, source: ParquetSource) -> None:
+        self.close()
+        self._source = source
+
+    def give_up(self, source: ParquetSource) -> None:
+        """Leave the closing of `source` to somebody else."""
+        if self._source is source:
+            self._source = None
+
+    def close(self) -> None:
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
+
+def _place(piece: Piece, row: int, ordinal: int) -> tuple[int, int]:
+    """Row in the file, and ordinal in the shard, of a row counted from the row group's first; `ordinal` is the piece's first."""
+    return piece.first_row + row - piece.start, ordinal + row - piece.start

@@ -1,0 +1,283 @@
+"""File systems and paths: what a user types -> where it is, and the few operations that the pipeline needs there.
+
+On a local disk a file becomes visible whole: a temporary file beside it, fsync, rename, fsync of the folder. Elsewhere
+one put of the whole object does the same; nothing here relies on renames or locks of an object store.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+from longscan.pipeline.errors import InputError, LongscanError, OutputError
+
+TEMPORARY = ".longscan-"
+"""How the name of a temporary file begins, wherever one is made beside its target."""
+
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::[A-Za-z][A-Za-z0-9+.-]+)*://")
+_USER = re.compile(r"(?<=://)[^/\s'\"]*@")
+_QUERY = re.compile(r"(?<=://)([^\s'\"?]*)\?[^\s'\"]*")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def redact(text: str) -> str:
+    """`text` with every secret of the URIs in it masked: user and password, and the query. Local paths stay as they are."""
+    return _QUERY.sub(r"\1?***", _USER.sub("***@", text))
+
+
+def is_uri(path: str) -> bool:
+    return _URI.match(path) is not None
+
+
+@dataclass(frozen=True)
+class Location:
+    """A file or folder, there or not. As a string it is what a user may see."""
+
+    fs: Any
+    """The fsspec file system that it lies on."""
+    path: str
+    """Its path on `fs`: absolute, if `fs` is the local disk."""
+    uri: str
+    """What opens it from anywhere: an absolute path or a URI. May hold secrets."""
+
+    def __truediv__(self, name: str) -> Location:
+        base = self.uri if self.uri.endswith("://") else self.uri.rstrip("/") + "/"
+        return Location(self.fs, f"{self.path.rstrip('/')}/{name}", base + name)
+
+    def __str__(self) -> str:
+        return redact(self.uri)
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rstrip("/").rpartition("/")[2]
+
+    @property
+    def is_local(self) -> bool:
+        return isinstance(self.fs, LocalFileSystem)
+
+    @property
+    def parent(self) -> Location:
+        uri = self.uri.rstrip("/")
+        above = uri[: len(uri) - len(self.name)]
+        above = above if above.endswith("://") else above.rstrip("/") or "/"
+        return Location(self.fs, self.path.rstrip("/").rpartition("/")[0] or "/", above)
+
+
+def locate(path: str, error: type[LongscanError] = InputError) -> Location:
+    """Where a user's path or URI points. A path without a scheme is local, whatever characters it holds.
+
+    Raises `error` where no file system is known for the scheme, or a package for it is missing.
+    """
+    if path.startswith("file://"):
+        path = path.removeprefix("file://")
+    if not path:
+        raise error("expected a path or a URI, got an empty one")
+    if not is_uri(path):
+        path = os.path.abspath(path if os.path.lexists(path) else os.path.expanduser(path))
+        return Location(LocalFileSystem(), path, path)
+    try:
+        fs, found = url_to_fs(path)
+    except ImportError as cause:
+        raise error(f"{redact(path)}: its file system needs a package that is not installed: {cause}") from cause
+    except Exception as cause:  # each file system has exceptions of its own
+        raise error(f"{redact(path)}: expected a path or a URI that fsspec opens, got this: {redact(str(cause))}") from cause
+    return Location(fs, found, path)
+
+
+def exists(place: Location) -> bool:
+    if place.is_local:
+        return os.path.lexists(place.path)
+    place.fs.invalidate_cache()
+    return bool(place.fs.exists(place.path))
+
+
+def children(folder: Location) -> list[str]:
+    """Names in a folder, sorted; none where it is not there."""
+    if folder.is_local:
+        try:
+            return sorted(os.listdir(folder.path))
+        except FileNotFoundError:
+            return []
+    try:
+        listed = folder.fs.ls(folder.path, detail=False, refresh=True)
+    except FileNotFoundError:
+        return []
+    return sorted({name.rstrip("/").rpartition("/")[2] for name in listed} - {""})
+
+
+def read_bytes(place: Location) -> bytes | None:
+    """What a file holds; None where it is not there."""
+    try:
+        if place.is_local:
+            with open(place.path, "rb") as file:
+                return file.read()
+        data: bytes = place.fs.cat_file(place.path)
+    except FileNotFoundError:
+        return None
+    return data
+
+
+def remove(place: Location) -> None:
+    """Remove one file; one that is not there is fine."""
+    with suppress(FileNotFoundError):
+        if place.is_local:
+            os.unlink(place.path)
+        else:
+            place.fs.rm_file(place.path)
+
+
+def remove_folder(place: Location) -> None:
+    """Remove a folder with all that is in it; one that is not there is fine."""
+    with suppress(FileNotFoundError):
+        if place.is_local:
+            shutil.rmtree(place.path)
+        else:
+            place.fs.rm(place.path, recursive=True)
+
+
+def make_folder(place: Location) -> None:
+    """Make a folder and those above it. An object store has none: nothing is made there."""
+    if place.is_local:
+        os.makedirs(place.path, exist_ok=True)
+
+
+def atomic_write(place: Location, data: bytes) -> None:
+    """Write a whole file, replacing one that is there: a reader sees the old one or the new one, never a part."""
+    with writing(place):
+        if not place.is_local:
+            _put(place, lambda: place.fs.pipe_file(place.path, data))
+            return
+        temporary = _temporary_beside(place, data)
+        try:
+            os.replace(temporary, place.path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        sync_folder(os.path.dirname(place.path))
+
+
+def create_exclusive(place: Location, data: bytes) -> bool:
+    """Write a whole file only where none is there. False where one is: of several at once, one gets True."""
+    with writing(place):
+        if not place.is_local:
+            try:
+                _put(place, lambda: place.fs.pipe_file(place.path, data, mode="create"))
+            except FileExistsError:
+                return False
+            return True
+        temporary = _temporary_beside(place, data)
+        try:
+            _link(temporary, place.path)
+        except FileExistsError:
+            return False
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
+        sync_folder(os.path.dirname(place.path))
+        return True
+
+
+def commit_file(finished: str, place: Location) -> None:
+    """Make the finished local file visible as `place`, replacing what is there: a rename on the same disk, else one put."""
+    with writing(place):
+        if not place.is_local:
+            place.fs.put_file(finished, place.path)
+            os.unlink(finished)
+            return
+        _sync_file(finished)
+        os.makedirs(os.path.dirname(place.path), exist_ok=True)
+        os.replace(finished, place.path)
+        sync_folder(os.path.dirname(place.path))
+
+
+@contextmanager
+def writing(place: Location) -> Iterator[None]:
+    """Turns what a file system says against writing into an OutputError that says where, and what to do."""
+    try:
+        yield
+    except LongscanError:
+        raise
+    except Exception as error:
+        if place.is_local and not isinstance(error, OSError):
+            raise
+        raise OutputError(f"{place}: cannot be written: {redact(str(error))}. {_advice(error)}") from error
+
+
+def sync_folder(folder: str) -> None:
+    """Make the names in a local folder outlive a loss of power. Some file systems cannot, and say EINVAL."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(handle)
+
+
+def _advice(error: Exception) -> str:
+    number = getattr(error, "errno", None)
+    if number in _FULL:
+        return "Free some space or raise the quota, then run the same command again: what is committed is kept"
+    if number in _FORBIDDEN or isinstance(error, PermissionError):
+        return "Set output.path to a place that this user may write to, or change its permissions"
+    if number in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
+        return "Set output.path to a folder: a part of this path is a file, or the file a folder"
+    return "Set output.path to a place that can be written"
+
+
+def _put(place: Location, put: Any) -> None:
+    """Folders are made only where a file system has them: an object store would spend a request on each."""
+    try:
+        put()
+    except FileExistsError:
+        raise
+    except FileNotFoundError:
+        place.fs.makedirs(place.parent.path, exist_ok=True)
+        put()
+
+
+def _temporary_beside(place: Location, data: bytes) -> str:
+    folder, name = os.path.split(place.path)
+    os.makedirs(folder, exist_ok=True)
+    temporary = os.path.join(folder, f"{TEMPORARY}{name}-{secrets.token_hex(6)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return temporary
+
+
+def _link(temporary: str, path: str) -> None:
+    """Give a file its name where nobody has it. Without hard links (exFAT, some network disks) the name comes first, empty."""
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            raise
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        os.replace(temporary, path)
+
+
+def _sync_file(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
