@@ -1,0 +1,98 @@
+"""What a run's results depend on, its fingerprint, and what differs between two of them, in words."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from longscan.pipeline.config import JobConfig
+from longscan.pipeline.records import SourceFile
+
+MOST_FILES = 5
+"""Changed input files that are named one by one."""
+
+Facts = dict[str, Any]
+
+
+def run_facts(
+    config: JobConfig, files: Sequence[SourceFile], *, model: Mapping[str, Any], backend: str, versions: Mapping[str, Any]
+) -> Facts:
+    """Everything that the rows of the output depend on, as JSON values.
+
+    config: with every "auto" that changes results replaced by what it stands for.
+    model: hash of the model's content, of its tokenizer, and what else names them; never a path that may hold secrets.
+    backend: the implementation of the operators that runs. versions: of longscan, of tuning tables and the like.
+
+    Files count by name, size and version: moving a whole input elsewhere changes nothing.
+    """
+    task: Facts = {"name": config.task.name}
+    if config.task.embeds:
+        task["embedding"] = asdict(config.task.embedding)
+    if config.task.scores:
+        task["score"] = asdict(config.task.score)
+    content = ("tokens_column", config.input.tokens_column) if config.input.tokens_column else ("text_column", config.input.text_column)
+    settings = config.model
+    return {
+        "model": {**model, "dtype": settings.dtype, "add_bos": settings.add_bos, "append_eos": settings.append_eos},
+        "input": {content[0]: content[1], "id_column": config.input.id_column, "passthrough": list(config.input.passthrough)},
+        "task": task,
+        "engine": {"backend": backend, "segment_tokens": config.engine.segment_tokens},
+        "limit": config.limit,
+        "seed": config.seed,
+        "versions": dict(versions),
+        "files": [[file.name, file.size, file.version] for file in files],
+    }
+
+
+def fingerprint(facts: Mapping[str, Any]) -> str:
+    """sha256 of the facts in canonical JSON."""
+    canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def provenance(facts: Mapping[str, Any]) -> Facts:
+    """What goes into the footer of every output file: the facts and their fingerprint, of the input files only their number."""
+    kept = {key: value for key, value in facts.items() if key != "files"}
+    return {"fingerprint": fingerprint(facts), **kept, "num_input_files": len(facts["files"])}
+
+
+def explain_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """One line for each thing that changed from `old` to `new`; empty if and only if their fingerprints are equal."""
+    before, after = dict(_flat(old)), dict(_flat(new))
+    lines = []
+    for key in sorted(before.keys() | after.keys()):
+        was, now = (json.dumps(side[key], sort_keys=True) if key in side else "not set" for side in (before, after))
+        if was != now:
+            lines.append(f"{key}: {was} -> {now}")
+    return lines + _file_lines(old.get("files", []), new.get("files", []))
+
+
+def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in facts.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        elif prefix or key != "files":
+            yield f"{prefix}{key}", value
+
+
+def _file_lines(old: Sequence[Sequence[Any]], new: Sequence[Sequence[Any]]) -> list[str]:
+    before = {name: (size, version) for name, size, version in old}
+    after = {name: (size, version) for name, size, version in new}
+    lines = []
+    for name in [*before, *(name for name in after if name not in before)]:
+        was, now = before.get(name), after.get(name)
+        if was is None:
+            lines.append(f"input file {name} is new")
+        elif now is None:
+            lines.append(f"input file {name} is gone")
+        elif was[0] != now[0]:
+            lines.append(f"input file {name} changed size: {was[0]} -> {now[0]} bytes")
+        elif was[1] != now[1]:
+            lines.append(f"input file {name} was modified: {was[1]} -> {now[1]}")
+    if not lines and [list(row) for row in old] != [list(row) for row in new]:
+        lines.append("input files come in another order")
+    more = len(lines) - MOST_FILES
+    return lines if more <= 0 else [*lines[:MOST_FILES], f"and {more} more input files"]

@@ -1,0 +1,95 @@
+"""Footers of the input's files, read in parallel: how many rows there are, how large, and whether the columns are there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from longscan.pipeline.columns import Columns
+from longscan.pipeline.config import InputConfig
+from longscan.pipeline.errors import InputError
+from longscan.pipeline.parquet import ParquetSource, Unreadable
+from longscan.pipeline.records import RowGroup, SourceFile
+
+THREADS = 16
+ID_BYTES = 4
+"""Bytes that a token id counts for in `RowGroup.num_bytes`, whatever integers it comes in."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What the footers say."""
+
+    files: tuple[SourceFile, ...]
+    """All files that were given, in their order, with their row groups, or with their error."""
+    passthrough: pa.Schema
+    """Of the passthrough columns, as in the first file that has them."""
+
+
+@dataclass(frozen=True)
+class _Scanned:
+    file: SourceFile
+    passthrough: pa.Schema | None = None
+    complaint: str | None = None
+    out_of_reach: str | None = None
+
+
+def scan(files: Sequence[SourceFile], config: InputConfig, *, threads: int = THREADS) -> Scan:
+    """Read the footers of `files`.
+
+    A file that cannot be read keeps its reason in `error`; one without the columns that are asked for gives error rows
+    when it is read. Raises InputError where no file can be got at, or no readable file has the columns.
+    """
+    columns = Columns.of(config)
+    with ThreadPoolExecutor(threads) as pool:
+        scanned = list(pool.map(lambda file: _scan(file, columns), files))
+    if scanned and all(one.out_of_reach for one in scanned):
+        raise InputError(f"none of the {len(scanned)} input files can be opened; the first says: {scanned[0].out_of_reach}")
+    passthrough = next((one.passthrough for one in scanned if one.passthrough is not None), None)
+    complaints = [(one.file.name, one.complaint) for one in scanned if one.complaint]
+    if passthrough is None and complaints:
+        name, complaint = complaints[0]
+        others = f"; {len(complaints) - 1} more files have it no better" if len(complaints) > 1 else ""
+        raise InputError(f"{name}: {complaint}{others}")
+    for name, complaint in complaints:
+        log.warning("%s: its rows become error rows: %s", name, complaint)
+    if passthrough is None:
+        passthrough = pa.schema([pa.field(name, pa.null()) for name in columns.passthrough])
+    return Scan(tuple(one.file for one in scanned), passthrough)
+
+
+def _scan(file: SourceFile, columns: Columns) -> _Scanned:
+    if file.error is not None:
+        return _Scanned(file, out_of_reach=f"{file.name}: {file.error}")
+    try:
+        source = ParquetSource(file)
+    except Unreadable as error:
+        log.warning("%s: becomes an error row: %s", file.name, error)
+        return _Scanned(replace(file, error=str(error)))
+    except InputError as error:
+        log.warning("%s: becomes an error row", error)
+        return _Scanned(replace(file, error=str(error)), out_of_reach=str(error))
+    try:
+        complaint = columns.complaint(source.schema)
+        file = replace(file, row_groups=_row_groups(source, columns))
+        return _Scanned(file, None if complaint else columns.passthrough_schema(source.schema), complaint)
+    finally:
+        source.close()
+
+
+def _row_groups(source: ParquetSource, columns: Columns) -> tuple[RowGroup, ...]:
+    metadata = source.metadata
+    paths = [metadata.schema.column(j).path for j in range(metadata.num_columns)]
+    leaves = [j for j, path in enumerate(paths) if path == columns.content or path.startswith(columns.content + ".")]
+    groups = []
+    for g in range(metadata.num_row_groups):
+        group = metadata.row_group(g)
+        chunks = [group.column(j) for j in leaves]
+        num_bytes = sum(ID_BYTES * chunk.num_values if columns.tokens else chunk.total_uncompressed_size for chunk in chunks)
+        groups.append(RowGroup(group.num_rows, num_bytes))
+    return tuple(groups)
