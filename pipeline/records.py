@@ -101,6 +101,21 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """A place in a document from where its tokens can be cut on, as if all before had been cut in the same go."""
+
+    byte: int = 0
+    """Of the text's UTF-8. 0, as `char`, where token ids came in."""
+    char: int = 0
+    """The same place in code points."""
+    token: int = 0
+    """Tokens before it."""
+
+
+BEGINNING = Cut()
+
+
+@dataclass(frozen=True, slots=True)
 class TokenBlock:
     """Consecutive tokens of a document, as the tokenizer gives them."""
 
@@ -108,6 +123,8 @@ class TokenBlock:
     char_starts: npt.NDArray[np.int64] | None = None
     """Per token, in code points from the document's start; None unless windows ask for them."""
     char_ends: npt.NDArray[np.int64] | None = None
+    end: Cut | None = None
+    """Where the next block begins. None for a part of a block, and behind an EOS token that is not the text's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,202 @@
+"""Documents -> token streams, in order, ahead of who reads them, in parallel over documents and inside one giant."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from longscan.pipeline.errors import ConfigError, DocumentError
+from longscan.pipeline.records import BEGINNING, Cut, Document, ErrorRow, TokenBlock, TokenStream
+from longscan.pipeline.tokenize.blocks import EosBlocks, batch_blocks, checked_ids, close_iterator, encode_batch, id_blocks
+from longscan.pipeline.tokenize.texts import PIECE_BYTES, TextBlocks
+from longscan.pipeline.tokenize.tokenizer import TextTokenizer
+
+BYTES_A_TOKEN = 4
+"""For estimates only."""
+
+SHORT_SHARE = 8
+"""A text of at most this part of a piece waits for others, to be tokenized with them in one call."""
+
+MAX_DOCUMENTS_AHEAD = 1024
+
+
+class DocumentTokenizer:
+    """Gives documents to a tokenizer, with `workers` threads that run outside of Python's lock.
+
+    One may serve several callers at once. Ahead of a caller it reads documents of a few pieces' bytes together, never past
+    a long one, and ahead of who reads a text's blocks it tokenizes `workers` + 1 pieces.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TextTokenizer | None,
+        *,
+        vocab_size: int,
+        workers: int,
+        with_offsets: bool = False,
+        append_eos: bool = False,
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
+        """tokenizer: None where documents bring token ids. vocab_size: the model's, for those ids.
+
+        with_offsets: blocks say where in the text their tokens stand. append_eos: after a document's last token; a document
+        without tokens stays so.
+
+        Raises ConfigError where there is no EOS token to append.
+        """
+        self._eos_id = tokenizer.eos_id if tokenizer is not None and append_eos else None
+        if append_eos and self._eos_id is None:
+            raise ConfigError("model.append_eos: expected a tokenizer with an EOS token, found none; set model.append_eos=false")
+        self._tokenizer, self._vocab_size, self._workers = tokenizer, vocab_size, workers
+        self._with_offsets, self.piece_bytes = with_offsets, piece_bytes
+        # Threads of our own instead of the library's: as many as asked for, and each takes what is next when it is free.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        self._executor = ThreadPoolExecutor(workers, thread_name_prefix="tokenize")
+
+    def __enter__(self) -> DocumentTokenizer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the threads. Streams that are still read then fail."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def ahead_bytes(self) -> int:
+        """Text of documents that are read before they are asked for."""
+        return 2 * (self._workers + 1) * self.piece_bytes
+
+    def tokenize(self, documents: Iterator[Document | ErrorRow]) -> Iterator[TokenStream | ErrorRow]:
+        """One for each, in order. A document whose token ids no model of this vocabulary takes becomes an error row."""
+        ahead = Ahead(self, documents)
+        try:
+            while (outcome := ahead.next()) is not None:
+                yield outcome
+        finally:
+            ahead.close()
+
+    def stream(self, document: Document, *, start: Cut = BEGINNING) -> TokenStream:
+        """The tokens of one document, from a cut on that a block of an earlier stream of it ended with.
+
+        Raises DocumentError where its token ids are not valid.
+        """
+        if document.token_ids is not None:
+            ids = checked_ids(document.token_ids, self._vocab_size)
+            return TokenStream(document, self._ended(id_blocks(ids, start.token), start), None, len(ids))
+        blocks = TextBlocks(
+            text_of(document),
+            self._text_tokenizer,
+            self._executor,
+            ahead=self._workers + 1,
+            start=start,
+            piece_bytes=self.piece_bytes,
+            with_offsets=self._with_offsets,
+        )
+        return self._text_stream(document, self._ended(blocks, start))
+
+    def short_streams(self, documents: list[Document]) -> list[TokenStream]:
+        """The same for several documents of little text, tokenized in one call."""
+        texts = [text_of(document) for document in documents]
+        batch = self._executor.submit(encode_batch, texts, self._text_tokenizer, self._with_offsets)
+        return [
+            self._text_stream(document, self._ended(batch_blocks(batch, index, len(text)), BEGINNING))
+            for index, (document, text) in enumerate(zip(documents, texts, strict=True))
+        ]
+
+    @property
+    def _text_tokenizer(self) -> TextTokenizer:
+        assert self._tokenizer is not None, "without a tokenizer, documents bring token ids"
+        return self._tokenizer
+
+    def _ended(self, blocks: Iterator[TokenBlock], start: Cut) -> Iterator[TokenBlock]:
+        if self._eos_id is None:
+            return blocks
+        return EosBlocks(blocks, self._eos_id, start=start, with_offsets=self._with_offsets)
+
+    @staticmethod
+    def _text_stream(document: Document, blocks: Iterator[TokenBlock]) -> TokenStream:
+        num_bytes = text_of(document).nbytes
+        return TokenStream(document, blocks, num_bytes, -(-num_bytes // BYTES_A_TOKEN))
+
+
+class Ahead:
+    """What one caller's documents have become and has not been asked for yet."""
+
+    def __init__(self, tokenizer: DocumentTokenizer, documents: Iterator[Document | ErrorRow]) -> None:
+        self._tokenizer = tokenizer
+        self._documents = documents
+        self._outcomes: deque[TokenStream | ErrorRow] = deque()
+        self._short: list[Document] = []
+        self._short_bytes = 0
+        self._ready_bytes = 0
+        self._exhausted = False
+
+    def next(self) -> TokenStream | ErrorRow | None:
+        # Not one for one: then the short ones would have no company.
+        if 2 * self._ready_bytes <= self._tokenizer.ahead_bytes and 2 * len(self._outcomes) <= MAX_DOCUMENTS_AHEAD:
+            self._read()
+        if not self._outcomes:
+            return None
+        outcome = self._outcomes.popleft()
+        self._ready_bytes -= _text_bytes(outcome)
+        return outcome
+
+    def close(self) -> None:
+        for outcome in self._outcomes:
+            if isinstance(outcome, TokenStream):
+                close_iterator(outcome.blocks)
+        self._outcomes.clear()
+        close_iterator(self._documents)
+
+    def _read(self) -> None:
+        """Read on until enough is under way."""
+        while not self._exhausted and not self._is_full():
+            document = next(self._documents, None)
+            if document is None:
+                self._exhausted = True
+            elif isinstance(document, ErrorRow):
+                self._add([document])
+            elif document.text is None or document.text.nbytes > self._tokenizer.piece_bytes // SHORT_SHARE:
+                self._add([self._stream(document)])
+            else:
+                self._short.append(document)
+                self._short_bytes += document.text.nbytes
+                if self._short_bytes >= self._tokenizer.piece_bytes:
+                    self._add([])
+        self._add([])
+
+    def _is_full(self) -> bool:
+        documents = len(self._outcomes) + len(self._short)
+        return self._ready_bytes + self._short_bytes >= self._tokenizer.ahead_bytes or documents >= MAX_DOCUMENTS_AHEAD
+
+    def _add(self, outcomes: list[TokenStream | ErrorRow]) -> None:
+        """Behind the short documents that wait, which wait no longer."""
+        if self._short:
+            outcomes = [*self._tokenizer.short_streams(self._short), *outcomes]
+            self._short, self._short_bytes = [], 0
+        self._outcomes += outcomes
+        self._ready_bytes += sum(map(_text_bytes, outcomes))
+
+    def _stream(self, document: Document) -> TokenStream | ErrorRow:
+        try:
+            return self._tokenizer.stream(document)
+        except DocumentError as error:
+            name, message = type(error).__name__, str(error)
+            return ErrorRow(document.ordinal, document.doc_id, document.file, document.row, error.stage, name, message)
+
+
+def text_of(document: Document) -> memoryview:
+    assert document.text is not None, "a document has a text or token ids"
+    return document.text
+
+
+def _text_bytes(outcome: TokenStream | ErrorRow) -> int:
+    """Bytes that a document keeps in memory while it waits; token ids count as what they are."""
+    if isinstance(outcome, ErrorRow):
+        return 0
+    document = outcome.document
+    return document.token_ids.nbytes if document.token_ids is not None else text_of(document).nbytes
