@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -137,19 +137,25 @@ def remove(place: Location) -> None:
             place.fs.rm_file(place.path)
 
 
-def remove_folder(place: Location) -> None:
-    """Remove a folder with all that is in it; one that is not there is fine."""
+def remove_all(folder: Location, names: Sequence[str]) -> None:
+    """Remove files of one folder; those that are not there are fine."""
+    if folder.is_local:
+        for name in names:
+            remove(folder / name)
+    elif names:
+        with suppress(FileNotFoundError):
+            folder.fs.rm([(folder / name).path for name in names])
+
+
+def remove_tree(place: Location) -> None:
+    """Remove a file, or a folder with all that is in it; what is not there is fine."""
     with suppress(FileNotFoundError):
-        if place.is_local:
+        if not place.is_local:
+            place.fs.rm(place.path, recursive=True)
+        elif os.path.isdir(place.path) and not os.path.islink(place.path):
             shutil.rmtree(place.path)
         else:
-            place.fs.rm(place.path, recursive=True)
-
-
-def make_folder(place: Location) -> None:
-    """Make a folder and those above it. An object store has none: nothing is made there."""
-    if place.is_local:
-        os.makedirs(place.path, exist_ok=True)
+            os.unlink(place.path)
 
 
 def atomic_write(place: Location, data: bytes) -> None:

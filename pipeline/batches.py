@@ -1,0 +1,117 @@
+"""Rows of the output -> Arrow batches of the schemas in `records`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from longscan.pipeline.config import TaskConfig
+from longscan.pipeline.records import (
+    ERRORS_SCHEMA,
+    TOKENS_SCHEMA,
+    DocumentRow,
+    ErrorRow,
+    TokensRow,
+    Vector,
+    WindowRow,
+    embedding_columns,
+)
+
+ROW_BYTES = 64
+"""What the small columns of a row are taken to weigh."""
+
+
+def documents_batch(rows: Sequence[DocumentRow], task: TaskConfig, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch of `documents_schema`."""
+    columns: dict[str, Any] = {
+        "doc_id": pa.array([row.document.doc_id for row in rows], pa.string()),
+        "num_tokens": pa.array([row.num_tokens for row in rows], pa.int64()),
+    }
+    if rows and rows[0].document.passthrough.num_columns:
+        passed = pa.concat_batches([row.document.passthrough for row in rows])
+        columns.update(zip(passed.schema.names, passed.columns, strict=True))
+    columns |= _vectors(rows, task, schema)
+    if task.scores:
+        for name in ("log_likelihood", "num_scored_tokens", "num_bytes", "bits_per_byte"):
+            columns[name] = pa.array([getattr(row, name) for row in rows], schema.field(name).type)
+    return _batch(columns, schema)
+
+
+def windows_batch(rows: Sequence[WindowRow], task: TaskConfig, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch of `windows_schema`."""
+    columns: dict[str, Any] = {"doc_id": pa.array([row.document.doc_id for row in rows], pa.string())}
+    for name in ("window_index", "token_start", "token_end", "char_start", "char_end"):
+        columns[name] = pa.array([getattr(row, name) for row in rows], pa.int64())
+    columns |= _vectors(rows, task, schema)
+    if "log_likelihood" in schema.names:
+        columns["log_likelihood"] = pa.array([row.log_likelihood for row in rows], pa.float64())
+    return _batch(columns, schema)
+
+
+def tokens_batch(rows: Sequence[TokensRow]) -> pa.RecordBatch:
+    """A batch of TOKENS_SCHEMA; a NaN in `logprobs` becomes null."""
+    offsets = pa.array(np.cumsum([0, *(len(row.token_ids) for row in rows)]), pa.int32())
+    ids = np.concatenate([row.token_ids for row in rows]) if rows else np.empty(0, np.int32)
+    logprobs = np.concatenate([row.logprobs for row in rows]) if rows else np.empty(0, np.float32)
+    columns = {
+        "doc_id": pa.array([row.document.doc_id for row in rows], pa.string()),
+        "token_start": pa.array([row.token_start for row in rows], pa.int64()),
+        "token_ids": pa.ListArray.from_arrays(offsets, pa.array(ids, pa.int32())),
+        "logprobs": pa.ListArray.from_arrays(offsets, pa.array(logprobs, pa.float32(), mask=np.isnan(logprobs))),
+    }
+    return _batch(columns, TOKENS_SCHEMA)
+
+
+def errors_batch(rows: Sequence[ErrorRow]) -> pa.RecordBatch:
+    """A batch of ERRORS_SCHEMA."""
+    columns = {
+        "doc_id": pa.array([None if row.doc_id is None else _encodable(row.doc_id) for row in rows], pa.string()),
+        "row": pa.array([row.row for row in rows], pa.int64()),
+    }
+    for name in ("file", "stage", "error", "message"):
+        columns[name] = pa.array([_encodable(getattr(row, name)) for row in rows], pa.string())
+    return _batch(columns, ERRORS_SCHEMA)
+
+
+def row_bytes(row: DocumentRow | WindowRow | TokensRow | ErrorRow) -> int:
+    """About the memory that a row waits in."""
+    if isinstance(row, ErrorRow):
+        return ROW_BYTES + len(row.message)
+    if isinstance(row, TokensRow):
+        return ROW_BYTES + row.token_ids.nbytes + row.logprobs.nbytes
+    vectors = sum(vector.nbytes for vector in row.vectors.values() if vector is not None)
+    passed = row.document.passthrough.nbytes if isinstance(row, DocumentRow) and row.document.passthrough.num_columns else 0
+    return ROW_BYTES + vectors + passed
+
+
+def _vectors(rows: Sequence[DocumentRow] | Sequence[WindowRow], task: TaskConfig, schema: pa.Schema) -> dict[str, pa.Array]:
+    columns = {pooling: column for pooling, column in embedding_columns(task).items() if column in schema.names}
+    return {column: _vector_array([row.vectors for row in rows], pooling, schema.field(column).type) for pooling, column in columns.items()}
+
+
+def _vector_array(vectors: Sequence[Mapping[str, Vector | None]], pooling: str, kind: pa.DataType) -> pa.Array:
+    values = np.zeros((len(vectors), kind.list_size), dtype=kind.value_type.to_pandas_dtype())
+    missing = np.zeros(len(vectors), dtype=bool)
+    for i, of_row in enumerate(vectors):
+        vector = of_row[pooling]
+        if vector is None:
+            missing[i] = True
+        elif vector.shape != values.shape[1:] or vector.dtype != values.dtype:
+            raise ValueError(f"vectors[{pooling!r}]: expected {kind}, got shape {vector.shape} of {vector.dtype}")
+        else:
+            values[i] = vector
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1), kind.value_type), type=kind, mask=pa.array(missing))
+
+
+def _batch(columns: Mapping[str, pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def _encodable(text: str) -> str:
+    """Messages may quote file names whose bytes are no UTF-8: Python's stand-ins for them cannot be written."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+Convert = Callable[[Sequence[Any]], pa.RecordBatch]

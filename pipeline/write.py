@@ -1,0 +1,217 @@
+"""Rows of a shard -> its files, all of them or none.
+
+Everything is written to temporary files on a local disk. A commit moves them to their names, which the plan gave, one
+after the other, and the shard's line of the manifest comes last: until it is there the shard counts as not begun, and
+another attempt replaces the files by the same ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+from longscan.pipeline.batches import Convert, documents_batch, errors_batch, tokens_batch, windows_batch
+from longscan.pipeline.config import TaskConfig
+from longscan.pipeline.errors import ConfigError, OutputError
+from longscan.pipeline.ledger import RUN, begin_attempt, check_newest, write_report
+from longscan.pipeline.records import (
+    ERRORS_SCHEMA,
+    TOKENS_SCHEMA,
+    DocumentRow,
+    ErrorRow,
+    Outcome,
+    Shard,
+    ShardReport,
+    TokensRow,
+    WindowRow,
+    documents_schema,
+    has_windows,
+    windows_schema,
+)
+from longscan.pipeline.storage import Location, commit_file, writing
+from longscan.pipeline.tables import ArrivalTable, OrderedTable
+
+FOOTER_KEY = b"longscan"
+"""Key of the provenance, JSON, in the footer of every file."""
+
+TABLES = ("windows", "tokens", "errors", "documents")
+"""In the order of commit."""
+
+NO_PASSTHROUGH = pa.schema([])
+
+
+def tables_of(task: TaskConfig) -> tuple[str, ...]:
+    """The tables that a task writes, in the order of commit."""
+    absent = {"windows": not has_windows(task), "tokens": not (task.scores and task.score.per_token)}
+    return tuple(name for name in TABLES if not absent.get(name))
+
+
+def check_passthrough(task: TaskConfig, names: list[str]) -> None:
+    """Raise ConfigError where passthrough columns would stand in documents/ under a name that is taken."""
+    taken = documents_schema(task, 1, NO_PASSTHROUGH).names
+    wrong = sorted({name for name in names if name in taken or names.count(name) > 1})
+    if wrong:
+        raise ConfigError(
+            f"input.passthrough: expected each column once and none of {', '.join(taken)}, which the output has already; "
+            f"found {', '.join(wrong)}. Rename them in the input, or leave them out"
+        )
+
+
+class Writer:
+    """Writes shards of one run, several at once."""
+
+    def __init__(
+        self,
+        output: Location,
+        task: TaskConfig,
+        width: int,
+        passthrough: pa.Schema = NO_PASSTHROUGH,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> None:
+        """
+        width: of the model's hidden states. passthrough: the plan's schema of the passthrough columns.
+        provenance: JSON values for the footers; nothing that differs between two equal runs.
+        """
+        check_passthrough(task, passthrough.names)
+        self.output = output
+        self.task = task
+        footer = {FOOTER_KEY: json.dumps(provenance or {}, sort_keys=True, separators=(",", ":")).encode()}
+        schemas = {
+            "documents": documents_schema(task, width, passthrough),
+            "errors": ERRORS_SCHEMA,
+            "windows": windows_schema(task, width),
+            "tokens": TOKENS_SCHEMA,
+        }
+        self.schemas: dict[str, pa.Schema] = {name: schemas[name].with_metadata(footer) for name in tables_of(task)}
+
+    def open(self, shard: Shard, attempt: int | None = None) -> PartWriter:
+        """Begin to write `shard`. attempt: its number, where the caller has begun it already (`ledger.begin_attempt`)."""
+        return PartWriter(self, shard, begin_attempt(self.output, shard.index) if attempt is None else attempt)
+
+
+class PartWriter:
+    """The files of one shard. As a context: what is not committed when it is left is removed."""
+
+    def __init__(self, writer: Writer, shard: Shard, attempt: int) -> None:
+        self._shard = shard
+        self._attempt = attempt
+        self._output = writer.output
+        self._began = time.monotonic()
+        self._arrived = bytearray(shard.num_rows)
+        self._frontier = 0
+        self._counts = dict.fromkeys(("documents", "errors", "tokens", "windows"), 0)
+        self._arrivals: dict[str, ArrivalTable] = {}
+        self._ordered: dict[str, OrderedTable] = {}
+        self._scratch: str | None = None
+        try:
+            with writing(self._output):
+                self._open_tables(writer)
+        except BaseException:
+            self.abort()
+            raise
+
+    def __enter__(self) -> PartWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.abort()
+
+    def add(self, outcome: Outcome) -> None:
+        """Take a row. Documents and errors may come in any order and are written in the input's.
+
+        Raises OutputError where it cannot be written.
+        """
+        with writing(self._output):
+            match outcome:
+                case DocumentRow():
+                    self._counts["documents"] += 1
+                    self._counts["tokens"] += outcome.num_tokens
+                    self._add_ordered("documents", outcome.document.ordinal, outcome)
+                case ErrorRow():
+                    self._counts["errors"] += 1
+                    self._add_ordered("errors", outcome.ordinal, outcome)
+                case WindowRow():
+                    self._counts["windows"] += 1
+                    self._arrivals["windows"].add(outcome)
+                case TokensRow():
+                    self._arrivals["tokens"].add(outcome)
+
+    def commit(self) -> ShardReport:
+        """Make the shard's files visible and the shard done. Raises OutputError where rows are missing, or it is too late."""
+        self._check_complete()
+        files = {name: table.file for name, table in self._arrivals.items()} | {name: table.file for name, table in self._ordered.items()}
+        with writing(self._output):
+            for arrival in self._arrivals.values():
+                arrival.flush()
+            for ordered in self._ordered.values():
+                ordered.flush(self._frontier)
+            for file in files.values():
+                file.close()
+        check_newest(self._output, self._shard.index, self._attempt)
+        for name in TABLES:
+            if name in files:
+                commit_file(files[name].path, self._output / name / self._shard.part_name)
+        count = self._counts
+        seconds = round(time.monotonic() - self._began, 3)
+        report = ShardReport(self._shard.index, count["documents"], count["errors"], count["tokens"], count["windows"], seconds)
+        write_report(self._output, report)
+        return report
+
+    def abort(self) -> None:
+        """Remove what is not committed."""
+        for file in [table.file for table in self._arrivals.values()] + [table.file for table in self._ordered.values()]:
+            file.abort()
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _open_tables(self, writer: Writer) -> None:
+        folder = self._folder()
+        convert: dict[str, Convert] = {
+            "documents": partial(documents_batch, task=writer.task, schema=writer.schemas["documents"]),
+            "windows": partial(windows_batch, task=writer.task, schema=writer.schemas.get("windows")),
+            "errors": errors_batch,
+            "tokens": tokens_batch,
+        }
+        for name, schema in writer.schemas.items():
+            path = os.path.join(folder, f"{self._shard.index:05d}-{self._attempt:06d}-{name}.parquet")
+            if name in ("documents", "errors"):
+                self._ordered[name] = OrderedTable(path, schema, convert[name])
+            else:
+                self._arrivals[name] = ArrivalTable(path, schema, convert[name])
+
+    def _folder(self) -> str:
+        """Where temporary files lie: on the disk of a local output, for a rename; else wherever this machine keeps such files."""
+        if not self._output.is_local:
+            self._scratch = tempfile.mkdtemp(prefix="longscan-")
+            return self._scratch
+        folder: str = (self._output / RUN / "tmp").path
+        os.makedirs(folder, exist_ok=True)
+        return folder
+
+    def _add_ordered(self, table: str, ordinal: int, row: DocumentRow | ErrorRow) -> None:
+        if not 0 <= ordinal < len(self._arrived) or self._arrived[ordinal]:
+            what = "came twice" if 0 <= ordinal < len(self._arrived) else f"is not one of its {len(self._arrived)}"
+            raise OutputError(f"{self._output}: shard {self._shard.index}: row {ordinal} {what}; nothing of it is committed")
+        self._arrived[ordinal] = 1
+        with suppress(ValueError):  # all are there
+            self._frontier = self._arrived.index(0, self._frontier)
+        self._ordered[table].add(ordinal, row, self._frontier)
+
+    def _check_complete(self) -> None:
+        missing = self._arrived.count(0)
+        if missing:
+            first = self._arrived.index(0)
+            raise OutputError(
+                f"{self._output}: shard {self._shard.index}: expected {len(self._arrived)} rows, {missing} did not come, "
+                f"the first of them row {first}; nothing of it is committed"
+            )
+        self._frontier = len(self._arrived)
