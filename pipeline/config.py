@@ -1,14 +1,22 @@
 """The job's configuration as typed data, and its validation. Knows nothing of Hydra: it is plain data by the time it gets here.
 
 Plain dataclasses, because a frozen one cannot be a Hydra schema. `None` stands for "not set", "auto" for "longscan
-decides": `pipeline.run` replaces every "auto" by a number before the plan is written, so that a resumed run uses the same.
+decides": `pipeline.resolve` replaces every "auto" that matters by what it stands for, once a run; a resumed run uses the
+same. A field that takes "auto" or a number is `Any` to Hydra, and checked here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-POOLINGS = ("mean", "last", "max", "weighted_mean")
+from longscan.kernels.pool import POOLINGS
+from longscan.kernels.segments import TILE
+from longscan.pipeline.errors import ConfigError
+
+DEMO = "demo"
+"""As model.path and input.path: what ships with longscan."""
 TASKS = ("embed", "score", "embed_score")
 
 
@@ -18,7 +26,7 @@ class ModelConfig:
     revision: str | None = None
     dtype: str = "auto"
     tokenizer: str | None = None
-    add_bos: str = "auto"
+    add_bos: Any = "auto"
     append_eos: bool = False
 
 
@@ -65,8 +73,8 @@ class TaskConfig:
 @dataclass
 class EngineConfig:
     backend: str = "auto"
-    lanes: str = "auto"
-    step_tokens: str = "auto"
+    lanes: Any = "auto"
+    step_tokens: Any = "auto"
     segment_tokens: int = 8192
     checkpoint_tokens: int = 1048576
 
@@ -75,16 +83,16 @@ class EngineConfig:
 class OutputConfig:
     path: str = ""
     overwrite: bool = False
-    shard_tokens: str = "auto"
+    shard_tokens: Any = "auto"
 
 
 @dataclass
 class ClusterConfig:
     mode: str = "auto"
     address: str | None = None
-    workers: str = "auto"
-    gpus_per_worker: str = "auto"
-    cpus_per_worker: str = "auto"
+    workers: Any = "auto"
+    gpus_per_worker: Any = "auto"
+    cpus_per_worker: Any = "auto"
 
 
 @dataclass
@@ -99,3 +107,110 @@ class JobConfig:
     max_errors: int = 0
     limit: int | None = None
     seed: int = 0
+
+
+def validate(config: JobConfig) -> None:
+    """Raise one ConfigError that names every value that cannot be carried out, what was expected and what was found."""
+    problems = [f"{key}: expected {expected}, got {got!r}" for key, expected, got in _problems(config)]
+    if problems:
+        raise ConfigError("\n  ".join(problems) if len(problems) == 1 else "\n  ".join(["the configuration has errors:", *problems]))
+
+
+Problem = tuple[str, str, object]
+
+
+def _problems(config: JobConfig) -> Iterator[Problem]:
+    yield from _paths(config)
+    yield from _task(config.task)
+    yield from _engine(config.engine)
+    yield from _choice("model.dtype", config.model.dtype, ("auto", "float32", "bfloat16", "float16"))
+    yield from _choice("model.add_bos", config.model.add_bos, ("auto", True, False))
+    yield from _choice("cluster.mode", config.cluster.mode, ("auto", "inprocess", "local", "ray"))
+    if config.cluster.mode == "ray" and not config.cluster.address:
+        yield (
+            "cluster.address",
+            "the address of a Ray cluster (auto, host:port or ray://host:port) with cluster=ray",
+            config.cluster.address,
+        )
+    yield from _auto_or_number("output.shard_tokens", config.output.shard_tokens)
+    yield from _workers(config.cluster.workers)
+    for key in ("gpus_per_worker", "cpus_per_worker"):
+        value = getattr(config.cluster, key)
+        if value != "auto" and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
+            yield f"cluster.{key}", "auto or a number that is not negative", value
+    yield from _at_least("max_errors", config.max_errors, 0)
+    yield from _at_least("seed", config.seed, 0)
+    if config.limit is not None:
+        yield from _at_least("limit", config.limit, 1)
+
+
+def _paths(config: JobConfig) -> Iterator[Problem]:
+    for key, value in (("model.path", config.model.path), ("input.path", config.input.path), ("output.path", config.output.path)):
+        if not value:
+            yield key, "a path; none is set, and there is no default", value
+    columns = [config.input.text_column, config.input.id_column, config.input.tokens_column, *config.input.passthrough]
+    if any(column == "" for column in columns):
+        yield "input", "names of columns that are not empty", columns
+
+
+def _task(task: TaskConfig) -> Iterator[Problem]:
+    yield from _choice("task.name", task.name, TASKS)
+    embedding, score = task.embedding, task.score
+    unknown = [pooling for pooling in embedding.pooling if pooling not in POOLINGS]
+    if unknown or not embedding.pooling or len(set(embedding.pooling)) != len(embedding.pooling):
+        yield "task.embedding.pooling", f"a list of some of {', '.join(POOLINGS)}, each once", list(embedding.pooling)
+    yield from _choice("task.embedding.dtype", embedding.dtype, ("float32", "float16"))
+    if embedding.truncate_dim is not None:
+        yield from _at_least("task.embedding.truncate_dim", embedding.truncate_dim, 1)
+    yield from _choice("task.score.first_token", score.first_token, ("auto", "skip"))
+    for key, size in (("embedding", embedding.window_tokens), ("score", score.window_tokens)):
+        if size is not None and (size < TILE or size % TILE):
+            yield f"task.{key}.window_tokens", f"a positive multiple of {TILE}, or null", size
+    sizes = {embedding.window_tokens, score.window_tokens} - {None}
+    if task.embeds and task.scores and len(sizes) > 1:
+        yield (
+            "task.score.window_tokens",
+            f"task.embedding.window_tokens ({embedding.window_tokens}): one table holds both",
+            score.window_tokens,
+        )
+
+
+def _engine(engine: EngineConfig) -> Iterator[Problem]:
+    yield from _choice("engine.backend", engine.backend, ("auto", "torch", "cutile"))
+    yield from _auto_or_number("engine.lanes", engine.lanes)
+    for key in ("segment_tokens", "checkpoint_tokens"):
+        yield from _multiple(f"engine.{key}", getattr(engine, key))
+    if engine.step_tokens != "auto":
+        yield from _multiple("engine.step_tokens", engine.step_tokens)
+        if isinstance(engine.step_tokens, int) and engine.step_tokens < engine.segment_tokens:
+            yield "engine.step_tokens", f"at least engine.segment_tokens ({engine.segment_tokens})", engine.step_tokens
+
+
+def _choice(key: str, value: object, choices: tuple[object, ...]) -> Iterator[Problem]:
+    if not any(value is choice or (value == choice and type(value) is type(choice)) for choice in choices):
+        yield key, "one of " + ", ".join(str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in choices), value
+
+
+def _is_number(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _at_least(key: str, value: object, least: int) -> Iterator[Problem]:
+    if not _is_number(value, least):
+        yield key, f"a whole number, at least {least}", value
+
+
+def _multiple(key: str, value: object) -> Iterator[Problem]:
+    if not _is_number(value, TILE) or not isinstance(value, int) or value % TILE:
+        yield key, f"a positive multiple of {TILE}", value
+
+
+def _auto_or_number(key: str, value: object) -> Iterator[Problem]:
+    if value != "auto" and not _is_number(value, 1):
+        yield key, "auto or a whole number, at least 1", value
+
+
+def _workers(value: Any) -> Iterator[Problem]:
+    bounds = value if isinstance(value, list) and len(value) == 2 else [value, value]
+    if value != "auto" and not (all(_is_number(bound, 1) for bound in bounds) and bounds[0] <= bounds[1]):
+        yield "cluster.workers", "auto, a number of workers, or [min,max] with 1 <= min <= max", value

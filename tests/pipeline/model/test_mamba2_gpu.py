@@ -1,0 +1,98 @@
+"""The network on CUDA Tile kernels, in bf16, against the float64 recurrence and beside the PyTorch path; and its bits in any company."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from compare import assert_same_bits, relative_error
+from fakes import tiny_checkpoint
+from longscan.kernels.segments import NO_LANE, TILE, Entry, Segments
+from longscan.pipeline.model import Mamba2, ModelState, load_model
+from recurrence import Truth, truth
+
+pytestmark = pytest.mark.gpu
+
+LENGTHS = (1, 2, 3, 4, 63, 64, 65, 1000, 5000)
+VOCABULARY = 97
+STEP = 128 * TILE
+ROW_BLOCK = 32 * TILE
+
+
+class Subject:
+    def __init__(self, folder: Path, num_groups: int) -> None:
+        shape = {"d_model": 256, "head_dim": 64, "num_layers": 2, "state_size": 128, "vocab_size": VOCABULARY}
+        self.folder = tiny_checkpoint(folder, num_groups=num_groups, seed=num_groups, **shape)
+        generator = torch.Generator().manual_seed(1)
+        self.documents = [torch.randint(VOCABULARY, (length,), generator=generator) for length in LENGTHS]
+        self.truth: dict[int, Truth] = {d: truth(self.folder, ids) for d, ids in enumerate(self.documents)}
+        self.model = cache(self._model)
+
+    def _model(self, backend: str) -> Mamba2:
+        return load_model(self.folder, dtype=torch.bfloat16, device="cuda", backend=backend, row_block=ROW_BLOCK)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module", params=[1, 2, 8], ids=lambda groups: f"G{groups}")
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    return Subject(tmp_path_factory.mktemp("model"), request.param)
+
+
+def run(
+    model: Mamba2, documents: Sequence[torch.Tensor], steps: Sequence[Sequence[tuple[int, int, int]]]
+) -> tuple[dict[int, torch.Tensor], ModelState]:
+    """Steps of one constant shape; a step is a list of (document, first token, tokens). Lanes that nobody has written are NaN."""
+    state = model.new_state(len(documents))
+    state.tail.fill_(torch.nan)
+    state.ssm.fill_(torch.nan)
+    hidden: dict[int, list[torch.Tensor]] = {}
+    for step in steps:
+        ids_T = torch.full((STEP,), 5)
+        entries: list[Entry] = []
+        tile = 0
+        for d, start, count in step:
+            entries.append(Entry(tile, count, start, d if start else NO_LANE, d, start + count == len(documents[d])))
+            ids_T[entries[-1].rows] = documents[d][start : start + count]
+            tile += entries[-1].num_tiles
+        segments = Segments.pack(entries, STEP // TILE, "cuda", slots=STEP // TILE)
+        hidden_TD, state = model.step(ids_T.cuda(), segments, state)
+        for entry, (d, _, _) in zip(entries, step, strict=True):
+            hidden.setdefault(d, []).append(hidden_TD[entry.rows].cpu())
+    return {d: torch.cat(parts) for d, parts in hidden.items()}, state
+
+
+TOGETHER = [[(d, 0, length) for d, length in enumerate(LENGTHS)]]
+SPLIT = [
+    [(8, 0, 2048), (7, 0, 512), (0, 0, 1)],
+    [(5, 0, 64), (8, 2048, 64), (7, 512, 488), (1, 0, 2)],
+    [(6, 0, 64), (8, 2112, 2888)],
+    [(6, 64, 1)],
+]
+
+
+def test_true_to_the_recurrence_as_far_as_bf16_goes(subject: Subject) -> None:
+    found = {backend: run(subject.model(backend), subject.documents, TOGETHER) for backend in ("cutile", "torch")}
+    for d, expected in subject.truth.items():
+        errors = {backend: relative_error(hidden[d].double(), expected.hidden_LD) for backend, (hidden, _) in found.items()}
+        assert errors["cutile"] <= 1e-2, f"document {d}: {errors}"
+        # A document of a few tokens has too few numbers for its two errors to be compared.
+        assert LENGTHS[d] < 63 or errors["cutile"] <= 1.2 * errors["torch"], f"document {d}: {errors}"
+        for layer, ssm_HNP in enumerate(expected.ssm):
+            assert relative_error(found["cutile"][1].ssm[layer, d].cpu().double(), ssm_HNP) <= 1e-2
+        for layer, tail_KC in enumerate(expected.tail):
+            assert relative_error(found["cutile"][1].tail[layer, d].cpu().double(), tail_KC) <= 1e-2
+
+
+def test_bits_depend_neither_on_cuts_nor_on_company(subject: Subject) -> None:
+    model = subject.model("cutile")
+    together, whole = run(model, subject.documents, TOGETHER)
+    split, state = run(model, subject.documents, SPLIT)
+    for d, hidden in split.items():
+        assert_same_bits(f"hidden of document {d}", hidden, together[d])
+        assert_same_bits(f"ssm of document {d}", state.ssm[:, d], whole.ssm[:, d])
+        assert_same_bits(f"tail of document {d}", state.tail[:, d], whole.tail[:, d])
+    for d in range(len(LENGTHS)):
+        alone, _ = run(model, subject.documents, [[(d, 0, LENGTHS[d])]])
+        assert_same_bits(f"document {d} alone", alone[d], together[d])
