@@ -30,10 +30,10 @@ the context of every first token. All figures below are of the weights as saved,
 public domain. Texts are kept with their line breaks; a modern publisher's note after *Northanger Abbey* is left out.
 
 Trained on five novels; *{held_out}* was seen by neither the tokenizer's nor the model's training, nor by any choice of settings.
-The last {checked_tokens:,} tokens of *{checked_novel}* were set aside to choose among checkpoints and settings.
+The last {checked_tokens:,} tokens of *{checked_novel}* were set aside to choose among checkpoints and settings (compared in `train.Recipe`).
 
 ## Training
-`python -m longscan.jobs.demo.train --out DIR`{arguments}, {steps:,} steps in {seconds:.0f} s on {device}.
+`python -m longscan.jobs.demo.train --out DIR{arguments}`: {steps:,} steps in {seconds:.0f} s on {device}.
 
 {streams} parallel streams run through the novels, {chunk:,} tokens each a step. The state is handed on from step to step (truncated
 backpropagation through time) and zeroed where a stream jumps elsewhere, which happens at {jump:.1%} of the borders.

@@ -46,15 +46,13 @@ NOVELS = (
     Novel("Persuasion", 1817, held_out=True),
 )
 
-SCHEMA = pa.schema(
-    [
-        pa.field("title", pa.string(), nullable=False),
-        pa.field("author", pa.string(), nullable=False),
-        pa.field("published", pa.int32(), nullable=False),
-        pa.field("held_out", pa.bool_(), nullable=False),
-        pa.field("text", pa.string(), nullable=False),
-    ]
-)
+COLUMNS: dict[str, pa.DataType] = {
+    "title": pa.string(),
+    "author": pa.string(),
+    "published": pa.int32(),
+    "held_out": pa.bool_(),
+    "text": pa.string(),
+}
 
 
 def fetch(folder: Path) -> Path:
@@ -131,7 +129,7 @@ def table(package: Path) -> pa.Table:
         }
         for novel in NOVELS
     ]
-    return pa.Table.from_pylist(rows, schema=SCHEMA)
+    return pa.Table.from_pylist(rows, schema=pa.schema(COLUMNS))
 
 
 def main() -> None:

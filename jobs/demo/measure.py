@@ -57,9 +57,11 @@ def log_probs(network: Network, ids_T: Tensor, reset: int | None = None) -> Tens
 
 def token_bytes(tokenizer: Tokenizer) -> Tensor:
     """Bytes of text that each entry stands for, [V]: in byte-level BPE a character of an entry is a byte; none for END."""
-    sizes = [len(tokenizer.id_to_token(i)) for i in range(tokenizer.get_vocab_size())]
+    sizes = torch.zeros(tokenizer.get_vocab_size(), dtype=torch.int64)
+    for entry, i in tokenizer.get_vocab().items():
+        sizes[i] = len(entry)
     sizes[END_ID] = 0
-    return torch.tensor(sizes)
+    return sizes
 
 
 @dataclass(frozen=True, slots=True)

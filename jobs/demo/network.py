@@ -83,6 +83,24 @@ def ssd(x_STHP: Tensor, dt_STH: Tensor, A_H: Tensor, B_STN: Tensor, C_STN: Tenso
     return y_SHZQP.permute(0, 2, 3, 1, 4).reshape(S, T, H, P), states_SHZNP[:, :, -1]
 
 
+class Convolution(nn.Module):
+    """Causal, a filter a channel, then SiLU. The parameters' shapes are those of nn.Conv1d with as many groups as channels."""
+
+    def __init__(self, channels: int, taps: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(taps)
+        self.weight = nn.Parameter(torch.empty(channels, 1, taps).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(channels).uniform_(-bound, bound))
+
+    def forward(self, x_STC: Tensor, tail_SKC: Tensor) -> tuple[Tensor, Tensor]:
+        T, taps = x_STC.shape[1], self.weight.shape[-1]
+        inputs = torch.cat([tail_SKC, x_STC], dim=1)
+        mixed_STC: Tensor = self.bias
+        for k in range(taps):
+            mixed_STC = mixed_STC + inputs[:, k : k + T] * self.weight[:, 0, k]
+        return F.silu(mixed_STC), inputs[:, T:]
+
+
 class Mixer(nn.Module):
     """Mamba-2's block: projection, causal convolution, SSD, gated norm, projection."""
 
@@ -91,7 +109,7 @@ class Mixer(nn.Module):
         self.shape = shape
         heads = shape.num_heads
         self.in_proj = nn.Linear(shape.d_model, shape.inner + shape.channels + heads, bias=False)
-        self.conv1d = nn.Conv1d(shape.channels, shape.channels, shape.conv_kernel, groups=shape.channels)
+        self.conv1d = Convolution(shape.channels, shape.conv_kernel)
         # As in the paper's code: steps log-uniform in [0.001, 0.1] after the softplus, decay rates uniform in [1, 16].
         steps = torch.exp(torch.empty(heads).uniform_(math.log(1e-3), math.log(1e-1)))
         self.dt_bias = nn.Parameter(steps + torch.log(-torch.expm1(-steps)))
@@ -105,15 +123,14 @@ class Mixer(nn.Module):
     def forward(self, hidden_STD: Tensor, state: LayerState) -> tuple[Tensor, LayerState]:
         shape, (tail, ssm) = self.shape, state
         S, T, _ = hidden_STD.shape
-        z_STI, xBC_STC, dt_STH = self.in_proj(hidden_STD).split((shape.inner, shape.channels, shape.num_heads), dim=-1)
-        taps = torch.cat([tail, xBC_STC], dim=1)
-        mixed = sum((taps[:, k : k + T] * self.conv1d.weight[:, 0, k] for k in range(shape.conv_kernel)), self.conv1d.bias)
-        x_STI, B_STN, C_STN = F.silu(mixed).split((shape.inner, shape.state_size, shape.state_size), dim=-1)
+        z_STI, xBC_STC, dt_STH = torch.split(self.in_proj(hidden_STD), [shape.inner, shape.channels, shape.num_heads], dim=-1)
+        xBC_STC, tail = self.conv1d(xBC_STC, tail)
+        x_STI, B_STN, C_STN = torch.split(xBC_STC, [shape.inner, shape.state_size, shape.state_size], dim=-1)
         x_STHP = x_STI.reshape(S, T, shape.num_heads, shape.head_dim)
         y_STHP, ssm = ssd(x_STHP, F.softplus(dt_STH + self.dt_bias), -self.A_log.exp(), B_STN, C_STN, ssm)
         y_STHP = y_STHP + x_STHP * self.D.unsqueeze(-1)
         out_STD = self.out_proj(self.norm(y_STHP.reshape(S, T, shape.inner) * F.silu(z_STI)))
-        return out_STD, (taps[:, T:], ssm)
+        return out_STD, (tail, ssm)
 
 
 class Layer(nn.Module):
@@ -154,6 +171,12 @@ class Network(nn.Module):
         tail = (streams, shape.conv_kernel - 1, shape.channels)
         ssm = (streams, shape.num_heads, shape.state_size, shape.head_dim)
         return [(zeros(tail), zeros(ssm)) for _ in range(shape.num_layers)]
+
+    def compile_mixers(self) -> None:
+        """Through torch.compile, once for all layers; dropout stays outside, so that no setting of it compiles anew."""
+        for layer in self.backbone.layers:
+            assert isinstance(layer, Layer)
+            layer.mixer.compile()
 
     def forward(self, ids_ST: Tensor, state: list[LayerState]) -> tuple[Tensor, list[LayerState]]:
         if ids_ST.shape[1] % TILE:
