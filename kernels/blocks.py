@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from longscan.kernels.segments import NO_LANE, TILE, Entry, Segments
 
@@ -171,9 +172,9 @@ def _block(pieces: list[_Piece], device: torch.device) -> Block:
 
 
 def _padding(pieces: list[_Piece], first_tile: int, num_tiles: int, device: torch.device) -> torch.Tensor | None:
-    mask = torch.zeros(num_tiles * TILE, dtype=torch.bool)
+    mask = np.zeros(num_tiles * TILE, dtype=np.bool_)
     for piece in pieces:
         if piece.finishes:
             end = (piece.first_tile + piece.num_tiles - first_tile) * TILE
             mask[end - (-piece.entry.num_tokens % TILE) : end] = True
-    return mask.to(device) if bool(mask.any()) else None
+    return torch.from_numpy(mask).to(device) if mask.any() else None

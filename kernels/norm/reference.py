@@ -41,10 +41,12 @@ def gated_rms_norm(
     weight_I = weight_I.to(wide)
     if torch.is_grad_enabled() and _any_gradient(x_TI, z_TI, weight_I):
         gate_TI = F.silu(z_TI.to(wide))
-        return _norm_and_gate(x_TI, gate_TI, weight_I, groups, eps, norm_before_gate).to(x_TI.dtype)
+        inner_TGI = (x_TI.to(wide) if norm_before_gate else x_TI * gate_TI).unflatten(1, (groups, -1))
+        y_TI = (inner_TGI * _scale(inner_TGI, eps)).flatten(1) * weight_I
+        return (y_TI * gate_TI if norm_before_gate else y_TI).to(x_TI.dtype)
     y_TI = torch.empty_like(x_TI, memory_format=torch.contiguous_format)
     for rows in row_chunks(len(x_TI), 4 * x_TI.shape[1] * weight_I.element_size(), x_TI.device):
-        y_TI[rows] = _norm_and_gate(x_TI[rows], _gate(z_TI[rows], wide), weight_I, groups, eps, norm_before_gate)
+        _gated_chunk(y_TI[rows], x_TI[rows], _gate(z_TI[rows], wide), weight_I, groups, eps, norm_before_gate)
     return y_TI
 
 
@@ -66,9 +68,22 @@ def _gate(z_TI: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
     return silu_(gate_TI)[: len(z_TI)]
 
 
-def _norm_and_gate(
-    x_TI: torch.Tensor, gate_TI: torch.Tensor, weight_I: torch.Tensor, groups: int, eps: float, norm_before_gate: bool
-) -> torch.Tensor:
-    y_TGI = (x_TI.to(weight_I.dtype) if norm_before_gate else x_TI * gate_TI).unflatten(1, (groups, -1))
-    y_TI = (y_TGI * _scale(y_TGI, eps)).flatten(1) * weight_I
-    return y_TI * gate_TI if norm_before_gate else y_TI
+def _gated_chunk(
+    y_TI: torch.Tensor,
+    x_TI: torch.Tensor,
+    gate_TI: torch.Tensor,
+    weight_I: torch.Tensor,
+    groups: int,
+    eps: float,
+    norm_before_gate: bool,
+) -> None:
+    """Rows of the gated norm into y_TI; `gate_TI` is used up."""
+    inner_TI = x_TI.to(gate_TI.dtype, copy=True) if norm_before_gate else gate_TI.mul_(x_TI)
+    inner_TGI = inner_TI.unflatten(1, (groups, -1))
+    inner_TGI.mul_(_scale(inner_TGI, eps))
+    if norm_before_gate:
+        inner_TI.mul_(gate_TI)
+    if y_TI.dtype == weight_I.dtype:
+        torch.mul(inner_TI, weight_I, out=y_TI)
+    else:
+        y_TI.copy_(inner_TI.mul_(weight_I))

@@ -160,11 +160,14 @@ def _pass_on(
     if recording:
         before, final = _recorded_waves(written_MGNRP, left, initial, block.waves)
     else:
-        before, final = _waves(written_MGNRP, left, initial, block.waves)
+        before, final = _waves(written_MGNRP, left, initial, block.waves, block.kept is not None or block.carried_out is not None)
     return (before if block.place is None else before[block.place]), final
 
 
-def _waves(written: torch.Tensor, left: torch.Tensor, initial: torch.Tensor, waves: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+def _waves(
+    written: torch.Tensor, left: torch.Tensor, initial: torch.Tensor, waves: tuple[int, ...], kept: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`kept`: final states are wanted; otherwise what is returned for them holds nothing."""
     before, final = torch.empty_like(written), torch.empty_like(initial)
     before[: waves[0]] = initial
     start = 0
@@ -172,7 +175,7 @@ def _waves(written: torch.Tensor, left: torch.Tensor, initial: torch.Tensor, wav
         stay, end = start + going, start + count
         if going:
             torch.addcmul(written[start:stay], before[start:stay], left[start:stay], out=before[end : end + going])
-        if going < count:
+        if going < count and kept:
             torch.addcmul(written[stay:end], before[stay:end], left[stay:end], out=final[going:count])
         start = end
     return before, final

@@ -215,7 +215,8 @@ def test_gradients_reach_every_input() -> None:
         return y_THP[inputs.segments.real_rows()], ssm_SHNP
 
     leaves = [tensor.clone().requires_grad_() for tensor in small.values()]
-    assert torch.autograd.gradcheck(run_with, leaves, atol=1e-6, rtol=1e-4)
+    with torch_threads(1):
+        assert torch.autograd.gradcheck(run_with, leaves, atol=1e-6, rtol=1e-4)
 
 
 def test_recording_gradients_changes_no_result_and_not_the_table() -> None:
