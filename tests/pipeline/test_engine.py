@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from longscan.kernels.segments import NO_LANE, Segments
 from longscan.pipeline.config import EmbeddingConfig, ScoreConfig, TaskConfig
 from longscan.pipeline.engine import Engine, EngineFailed
-from longscan.pipeline.errors import ConfigError
+from longscan.pipeline.errors import ConfigError, DocumentError
 from longscan.pipeline.records import DocumentRow, ErrorRow, Outcome, TokensRow, TokenStream, WindowRow
 
 CONTEXT = 3
@@ -286,6 +286,39 @@ def test_a_document_that_breaks_midway_is_an_error_row_and_frees_its_lane(alone:
     same({ordinal: made for ordinal, made in rows.items() if ordinal < 100}, alone)
 
 
+class Waiting(CountingModel):
+    """Says when it is in a step that holds a document's start, and goes on when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.go_on = threading.Event(), threading.Event()
+
+    def step(self, ids_T: torch.Tensor, segments: Segments, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if segments.entries[0].lane_in != NO_LANE:  # not the context's own step
+            self.entered.set()
+            assert self.go_on.wait(30)
+        return super().step(ids_T, segments, state)
+
+
+def test_what_was_on_the_device_when_a_document_broke_is_dropped() -> None:
+    model = Waiting()
+    whole = stream(0, ids_of(0, 5000))
+
+    def blocks() -> Iterator[Any]:
+        yield next(whole.blocks)
+        assert model.entered.wait(30)
+        raise DocumentError("tokenize", "broken while it runs")
+
+    with engine(model=model) as one:
+        outcomes = one.process([TokenStream(whole.document, blocks(), None, 5000), *streams([300], first=1)])
+        error = next(outcomes)
+        model.go_on.set()
+        rows = collect(outcomes)
+    assert isinstance(error, ErrorRow)
+    assert list(rows) == [1], "rows of a document after its error"
+    assert isinstance(rows[1][-1], DocumentRow)
+
+
 def test_error_rows_of_earlier_verbs_pass_through(alone: Results) -> None:
     error = ErrorRow(50, None, "corpus.parquet", 50, "read", "InputError", "null text")
     with engine() as one:
@@ -415,6 +448,32 @@ def test_a_long_document_is_cut_only_a_few_steps_ahead() -> None:
         rows = list(one.process([TokenStream(long.document, watched(long.blocks), None, 200_000)]))
     assert rows[-1].num_tokens == done == cut == 200_000  # type: ignore[union-attr]
     assert ahead <= 4 * 1024, "two steps at hand, one or two on their way"
+
+
+def test_a_wrong_estimate_does_not_fill_the_memory() -> None:
+    cut = done = ahead = 0
+
+    def count(tokens: int) -> None:
+        nonlocal done
+        done += tokens
+
+    def underestimated(ordinal: int) -> TokenStream:
+        long = stream(ordinal, ids_of(ordinal, 5000), block=64)
+
+        def blocks() -> Iterator[Any]:
+            nonlocal cut, ahead
+            for block in long.blocks:
+                cut += len(block.ids)
+                ahead = max(ahead, cut - done)
+                yield block
+
+        return TokenStream(long.document, blocks(), None, 1)
+
+    with engine(lanes=2, step_tokens=512, on_tokens=count) as one:
+        rows = collect(one.process(underestimated(ordinal) for ordinal in range(30)))
+    assert len(rows) == 30
+    assert done == cut == 30 * 5000
+    assert ahead <= 8 * 512, "four steps at hand, two on their way, and what keeps documents with lanes going"
 
 
 def test_a_giant_is_opened_when_all_but_one_are_nearly_cut() -> None:
