@@ -44,19 +44,21 @@ def tiny_checkpoint(
     dtype: torch.dtype = torch.float32,
     shards: int = 1,
     tokenizer: bool = False,
+    base_model: bool = False,
     seed: int = 0,
     **config: Any,
 ) -> Path:
     """Write a random Mamba-2 in Hugging Face format, with time scales like a trained one's, and return its folder.
 
     dtype: of the tensors in the files. shards: number of safetensors files. tokenizer: write one as well, of at most
-    `vocab_size` entries. Further keywords go into config.json as they are; None removes a key.
+    `vocab_size` entries. base_model: as a base model is saved, without an output projection and the prefix `backbone.`.
+    Further keywords go into config.json as they are; None removes a key.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     num_heads = d_model * expand // head_dim
     values: dict[str, Any] = {
-        "architectures": ["Mamba2ForCausalLM"],
+        "architectures": ["Mamba2Model" if base_model else "Mamba2ForCausalLM"],
         "model_type": "mamba2",
         "vocab_size": vocab_size,
         "hidden_size": d_model,
@@ -81,7 +83,10 @@ def tiny_checkpoint(
     }
     values |= config
     (folder / "config.json").write_text(json.dumps({k: v for k, v in values.items() if v is not None}, indent=2), "utf-8")
-    _save(folder, {name: tensor.to(dtype) for name, tensor in _tensors(values, torch.Generator().manual_seed(seed)).items()}, shards)
+    tensors = {name: tensor.to(dtype) for name, tensor in _tensors(values, torch.Generator().manual_seed(seed)).items()}
+    if base_model:
+        tensors = {name.removeprefix("backbone."): tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+    _save(folder, tensors, shards)
     if tokenizer:
         tiny_tokenizer(folder, vocab_size=vocab_size)
     return folder
