@@ -13,7 +13,7 @@ from longscan.pipeline.engine import Engine
 from longscan.pipeline.read import Reader
 from longscan.pipeline.records import Shard, ShardReport
 from longscan.pipeline.tokenize import DocumentTokenizer
-from longscan.pipeline.write import PartWriter
+from longscan.pipeline.write import Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Tools:
     reader: Reader
     tokenizer: DocumentTokenizer
     engine: Engine
-    writer: PartWriter
+    writer: Writer
 
 
 def process_shard(shard: Shard, tools: Tools) -> ShardReport:
