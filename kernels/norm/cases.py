@@ -35,5 +35,5 @@ def make_rows(
     weight = torch.randn(shape.width, generator=generator)
     residual = torch.randn(num_rows, shape.width, generator=generator)
     wide = torch.promote_types(dtype, torch.float32)
-    z, x = both.to(device, dtype)[:, 8:].split(shape.width, dim=1)
+    z, x = torch.split(both.to(device, dtype)[:, 8:], shape.width, dim=1)
     return {"x": x, "z": z, "weight": weight.to(device, wide), "residual": residual.to(device, wide)}

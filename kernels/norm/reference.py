@@ -41,7 +41,7 @@ def gated_rms_norm(
     weight_I = weight_I.to(wide)
     if torch.is_grad_enabled() and _any_gradient(x_TI, z_TI, weight_I):
         gate_TI = F.silu(z_TI.to(wide))
-        inner_TGI = (x_TI.to(wide) if norm_before_gate else x_TI * gate_TI).unflatten(1, (groups, -1))
+        inner_TGI = (x_TI.to(wide) if norm_before_gate else x_TI * gate_TI).view(len(x_TI), groups, x_TI.shape[1] // groups)
         y_TI = (inner_TGI * _scale(inner_TGI, eps)).flatten(1) * weight_I
         return (y_TI * gate_TI if norm_before_gate else y_TI).to(x_TI.dtype)
     y_TI = torch.empty_like(x_TI, memory_format=torch.contiguous_format)
@@ -56,7 +56,8 @@ def _any_gradient(*tensors: torch.Tensor | None) -> bool:
 
 def _scale(x: torch.Tensor, eps: float) -> torch.Tensor:
     """1 / sqrt(mean(x^2) + eps) over the last axis, which is kept."""
-    return (torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1] + eps).rsqrt()
+    norm: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return (norm.square() / x.shape[-1] + eps).rsqrt()
 
 
 def _gate(z_TI: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
@@ -78,8 +79,8 @@ def _gated_chunk(
     norm_before_gate: bool,
 ) -> None:
     """Rows of the gated norm into y_TI; `gate_TI` is used up."""
-    inner_TI = x_TI.to(gate_TI.dtype, copy=True) if norm_before_gate else gate_TI.mul_(x_TI)
-    inner_TGI = inner_TI.unflatten(1, (groups, -1))
+    inner_TI = x_TI.to(gate_TI.dtype, copy=True, memory_format=torch.contiguous_format) if norm_before_gate else gate_TI.mul_(x_TI)
+    inner_TGI = inner_TI.view(len(inner_TI), groups, inner_TI.shape[1] // groups)
     inner_TGI.mul_(_scale(inner_TGI, eps))
     if norm_before_gate:
         inner_TI.mul_(gate_TI)

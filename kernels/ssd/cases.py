@@ -80,17 +80,17 @@ def make_inputs(
         unread = torch.ones(layout.slots, dtype=torch.bool)
         unread[layout.read_slots()] = False
         ssm_SHNP[unread] = math.nan
-    z, x, B, C, dt = projection.to(device, dtype).split([H * P, H * P, G * N, G * N, H], dim=1)
+    z, x, B, C, dt = torch.split(projection.to(device, dtype), [H * P, H * P, G * N, G * N, H], dim=1)
     tensors = {
-        "x_THP": x.unflatten(1, (H, P)),
+        "x_THP": x.view(-1, H, P),
         "dt_TH": dt,
         "A_H": A_H.to(device, wide),
-        "B_TGN": B.unflatten(1, (G, N)),
-        "C_TGN": C.unflatten(1, (G, N)),
+        "B_TGN": B.view(-1, G, N),
+        "C_TGN": C.view(-1, G, N),
         "D_H": D_H.to(device, wide),
         "dt_bias_H": (time_H + torch.log(-torch.expm1(-time_H))).to(device, wide),
         "ssm_SHNP": ssm_SHNP.to(device, wide),
     }
     if gate:
-        tensors["z_THP"] = z.unflatten(1, (H, P))
+        tensors["z_THP"] = z.view(-1, H, P)
     return Inputs(tensors, dt_limit, layout.segments(device))

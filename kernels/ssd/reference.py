@@ -61,7 +61,7 @@ def ssd(
 
 def _tiles(x_THP: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """[M Q, H, P] to [M, H, Q, P], contiguous."""
-    return x_THP.unflatten(0, (-1, TILE)).transpose(1, 2).to(dtype).contiguous()
+    return x_THP.view(-1, TILE, *x_THP.shape[1:]).transpose(1, 2).to(dtype).contiguous()
 
 
 def _exp2(x: torch.Tensor, recording: bool) -> torch.Tensor:
@@ -85,7 +85,7 @@ def _time(
     dt_TH = dt_TH.clamp(*limit)
     if padding_T is not None:
         dt_TH = dt_TH.masked_fill(padding_T[:, None], 0.0)
-    dt_MQH = dt_TH.unflatten(0, (-1, TILE))
+    dt_MQH = dt_TH.view(-1, TILE, dt_TH.shape[1])
     return dt_MQH, (dt_MQH.double() * (A_H.double() * math.log2(math.e))).cumsum(1)
 
 
@@ -135,7 +135,7 @@ def _initial_states(
     ssm_SHNP: torch.Tensor, block: Block, shape: tuple[int, int, int, int], carried_GNRP: torch.Tensor | None
 ) -> torch.Tensor:
     """[pieces, G, N, R, P]: from the table, from the block before, or zero."""
-    pieces = block.waves[0]
+    pieces, (G, N, R, P) = block.waves[0], shape
     if carried_GNRP is not None and pieces == 1:
         return carried_GNRP[None]
     if block.lanes_in is None:
@@ -143,7 +143,7 @@ def _initial_states(
     else:
         table_SHNP = ssm_SHNP[block.lanes_in.clamp(min=0)]
         table_SHNP = table_SHNP.masked_fill((block.lanes_in < 0)[:, None, None, None], 0.0)
-        initial = table_SHNP.unflatten(1, (shape[0], shape[2])).transpose(2, 3).contiguous()
+        initial = table_SHNP.view(pieces, G, R, N, P).transpose(2, 3).contiguous()
     if carried_GNRP is not None:
         initial[block.carried_in] = carried_GNRP
     return initial
