@@ -3,8 +3,6 @@
 A tile's outputs are what its own tokens write, as far as it is still there, plus what is left of the state before the tile; the
 states pass from tile to tile (Dao and Gu, arXiv 2405.21060, section 6). All of it is done a tile at a time with the same shapes,
 so that a document's bits depend on nothing but the document: not on its company, and not on where it is cut into entries.
-
-Letters beyond kernels/SHAPES.md: M tiles of a block, R heads of a group (H = G R).
 """
 
 from __future__ import annotations

@@ -53,6 +53,11 @@ def test_causal_conv1d_in_bfloat16() -> None:
     check_against_truth(make_inputs(BY_NAME["K4"], RAGGED, dtype=torch.bfloat16), 3e-3)
 
 
+@pytest.mark.gpu
+def test_causal_conv1d_in_pytorch_on_a_gpu() -> None:
+    check_against_truth(make_inputs(BY_NAME["K4"], RAGGED, device="cuda"), 1e-6)
+
+
 def test_causal_conv1d_with_one_tap() -> None:
     """K = 1: nothing is carried, and the tail has no rows."""
     check_against_truth(make_inputs(Shape("K1", C=32, K=1, stride=32), RAGGED), 1e-6)

@@ -96,6 +96,12 @@ def test_ssd_in_bfloat16_keeps_its_state_in_float32() -> None:
             assert relative_error(ssm_SHNP[entry.lane_out], truth(inputs, entry)[1]) <= 1e-5
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-3)], ids=["float32", "bfloat16"])
+def test_ssd_in_pytorch_on_a_gpu(dtype: torch.dtype, tolerance: float) -> None:
+    check_against_truth(make_inputs(SMALL[1], RAGGED, dtype=dtype, device="cuda", gate=True), tolerance)
+
+
 def test_what_padding_holds_changes_nothing() -> None:
     inputs = make_inputs(SMALL[1], RAGGED, gate=True)
     real = inputs.segments.real_rows()
