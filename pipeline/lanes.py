@@ -70,7 +70,7 @@ class TokenQueue:
 def _cut(block: TokenBlock, start: int, stop: int) -> TokenBlock:
     starts = None if block.char_starts is None else block.char_starts[start:stop]
     ends = None if block.char_ends is None else block.char_ends[start:stop]
-    return TokenBlock(block.ids[start:stop], starts, ends)
+    return TokenBlock(block.ids[start:stop], starts, ends, block.end if stop == len(block.ids) else None)
 
 
 @dataclass(slots=True)
