@@ -30,7 +30,8 @@ the context of every first token. All figures below are of the weights as saved,
 public domain. Texts are kept with their line breaks; a modern publisher's note after *Northanger Abbey* is left out.
 
 Trained on five novels; *{held_out}* was seen by neither the tokenizer's nor the model's training, nor by any choice of settings.
-The last {checked_tokens:,} tokens of *{checked_novel}* were set aside to choose among checkpoints and settings (compared in `train.Recipe`).
+The last {checked_tokens:,} tokens of *{checked_novel}* were set aside to choose among checkpoints and settings; `train.Recipe`
+says which were compared.
 
 ## Training
 `python -m longscan.jobs.demo.train --out DIR{arguments}`: {steps:,} steps in {seconds:.0f} s on {device}.
@@ -38,8 +39,8 @@ The last {checked_tokens:,} tokens of *{checked_novel}* were set aside to choose
 {streams} parallel streams run through the novels, {chunk:,} tokens each a step. The state is handed on from step to step (truncated
 backpropagation through time) and zeroed where a stream jumps elsewhere, which happens at {jump:.1%} of the borders.
 AdamW, learning rate {learning_rate} with a cosine to zero, weight decay {weight_decay}, dropout {dropout}, {noise:.0%} of the tokens
-read replaced by random ones, weights averaged with decay {average}; the checkpoint kept is that of step {best_step:,}. In all about
-{epochs:.0f} passes over the training text.
+read replaced by random ones, weights averaged with decay {average}. In all about {epochs:.0f} passes over the training text; the
+checkpoint kept is that of step {best_step:,}, after {best_epochs:.0f} passes.
 
 """
 
