@@ -105,8 +105,11 @@ def model_hash(folder: str | Path) -> str:
     """sha256 over config.json and the weight files, names and contents: what a run's fingerprint knows the model by."""
     digest = hashlib.sha256()
     for file in [Path(folder) / "config.json", *weight_files(folder)]:
-        with file.open("rb") as stream:
-            content = hashlib.file_digest(stream, "sha256").hexdigest()
+        try:
+            with file.open("rb") as stream:
+                content = hashlib.file_digest(stream, "sha256").hexdigest()
+        except OSError as error:
+            raise ModelError(f"{folder}: expected config.json and weights that can be read: {error}. Check model.path.") from error
         digest.update(f"{file.name}\n{content}\n".encode())
     return digest.hexdigest()
 
