@@ -87,6 +87,17 @@ def test_ssd_with_extreme_time_steps(raw: float) -> None:
     check_against_truth(inputs, 1e-5)
 
 
+def test_ssd_keeps_its_digits_after_strong_decay() -> None:
+    """Tiles whose first rows decay by e^-800 and the others hardly at all: what counts are small differences of large sums."""
+    inputs = make_inputs(SMALL[0], one("T1000", 1000))
+    dt_TH = torch.full_like(inputs.tensors["dt_TH"], 0.005).expm1().log()
+    dt_TH[torch.arange(len(dt_TH)) % TILE < 16] = 3.0
+    inputs.tensors["dt_TH"] = dt_TH
+    inputs.tensors["A_H"] = torch.full_like(inputs.tensors["A_H"], -16.0)
+    del inputs.tensors["dt_bias_H"], inputs.tensors["D_H"]
+    check_against_truth(inputs, 1e-6)
+
+
 def test_ssd_in_bfloat16_keeps_its_state_in_float32() -> None:
     check_against_truth(make_inputs(SMALL[1], RAGGED, dtype=torch.bfloat16, gate=True), 4e-3)
     inputs = make_inputs(SMALL[1], RAGGED, dtype=torch.bfloat16)
