@@ -100,7 +100,9 @@ class Segments:
         tile_entry[:] = -1
         for e, entry in enumerate(entries):
             tile_entry[entry.first_tile : entry.first_tile + entry.num_tiles] = e
-        on_device = torch.from_numpy(flat).to(device)
+        on_host = torch.from_numpy(flat)
+        # From pinned memory: a plain copy would make the host wait for all that the device has queued.
+        on_device = on_host.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else on_host.to(device)
         first_tile, num_tokens, position_tile, lane_in, lane_out = on_device[: 5 * stride].view(5, stride)[:, :count].unbind(0)
         return cls(tuple(entries), num_tiles, first_tile, num_tokens, position_tile, lane_in, lane_out, on_device[5 * stride :])
 
