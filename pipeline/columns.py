@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -204,11 +204,10 @@ def _ids(column: pa.Array) -> Callable[[int], str]:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     column = column.view(_STRING_OF[column.type]) if column.type in _STRING_OF else column
-    if column.type not in _STRINGS:
-        try:
-            column = pc.cast(column, pa.string())
-        except pa.ArrowNotImplementedError:
-            column = pa.array([_spelled(value) for value in column], pa.string())
+    if pa.types.is_fixed_size_binary(column.type):
+        column = pa.array([_hex(value.as_py()) for value in column], pa.string())
+    elif column.type not in _STRINGS:
+        column = pc.cast(column, pa.string())
     all_valid = _valid(column)
 
     def doc_id(i: int) -> str:
@@ -222,9 +221,8 @@ def _ids(column: pa.Array) -> Callable[[int], str]:
     return doc_id
 
 
-def _spelled(value: Any) -> str | None:
-    plain = value.as_py()
-    return plain.hex() if isinstance(plain, bytes) else None if plain is None else str(plain)
+def _hex(value: bytes | None) -> str | None:
+    return None if value is None else value.hex()
 
 
 def _passthrough(batch: pa.RecordBatch, schema: pa.Schema) -> Callable[[int], pa.RecordBatch]:

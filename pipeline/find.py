@@ -162,7 +162,8 @@ def _hidden(name: str) -> bool:
 def _census(names: Iterable[str]) -> str:
     """What a folder holds, by suffix: "3 .jsonl, 1 .csv"."""
     counts = Counter(os.path.splitext(name)[1] or "without a suffix" for name in names)
-    return ", ".join(f"{count} {suffix}" for suffix, count in counts.most_common(5)) or "no files at all"
+    commonest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:5]
+    return ", ".join(f"{count} {suffix}" for suffix, count in commonest) or "no files at all"
 
 
 def _missing(place: Location) -> InputError:

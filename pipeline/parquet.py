@@ -108,7 +108,9 @@ class GroupRows:
         giant = source.metadata.row_group(row_group).total_byte_size > GIANT_GROUP_BYTES
         self._most = GIANT_GROUP_ROWS if giant else BATCH_ROWS
         self._rest: pa.RecordBatch | None = None
-        self._start(careful=False)
+        self._batches: Iterator[pa.RecordBatch] | None = None
+        self._batch_rows = 1
+        self._careful = False
 
     def take(self, most: int) -> pa.RecordBatch:
         """The next rows, at least 1 and at most `most`.
@@ -130,13 +132,10 @@ class GroupRows:
         while self.row < stop:
             self.take(stop - self.row)
 
-    def _start(self, *, careful: bool) -> None:
-        self._careful = careful
-        self._batch_rows = 1
-        self._batches = self.source.batches(self.row_group, self._columns)
-
     def _load(self) -> pa.RecordBatch:
         try:
+            if self._batches is None:
+                self._batches = self.source.batches(self.row_group, self._columns)
             batch = next(self._batches, None)
         except Exception as error:
             if not is_corrupt(error):
@@ -152,7 +151,7 @@ class GroupRows:
     def _reload(self) -> pa.RecordBatch:
         """Read again up to the batch that failed, and then row by row: what lies before the damage is still good."""
         done, self.row = self.row, 0
-        self._start(careful=True)
+        self._batches, self._careful = None, True
         self.skip(done)
         return self._load()
 

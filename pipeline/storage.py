@@ -68,6 +68,8 @@ class Location:
 
     @property
     def parent(self) -> Location:
+        if not self.name:
+            return self
         uri = self.uri.rstrip("/")
         above = uri[: len(uri) - len(self.name)]
         above = above if above.endswith("://") else above.rstrip("/") or "/"
