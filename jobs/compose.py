@@ -74,6 +74,20 @@ def all_keys(kind: Any = JobConfig, prefix: str = "") -> list[str]:
     return keys
 
 
+def spelled_defaults(kind: Any = JobConfig, prefix: str = "  ") -> str:
+    """A line a key with its default, for the help."""
+    lines = []
+    for field in fields(kind):
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        if is_dataclass(default):
+            lines.append(spelled_defaults(type(default), f"{prefix}{field.name}."))
+        else:
+            lines.append(
+                f"{prefix}{field.name}={'null' if default is None else str(default).lower() if isinstance(default, bool) else default}"
+            )
+    return "\n".join(lines)
+
+
 def explain(error: Exception) -> str:
     """What Hydra or OmegaConf found wrong, in a line, with the nearest key that exists."""
     cause: BaseException = error

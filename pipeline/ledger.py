@@ -55,6 +55,12 @@ def forget_report(output: Location, shard: int) -> None:
     remove(_manifest(output) / f"{shard:05d}.json")
 
 
+def report_of(output: Location, shard: int) -> ShardReport | None:
+    """The report of a committed shard; None where it is not committed."""
+    place = _manifest(output) / f"{shard:05d}.json"
+    return None if read_bytes(place) is None else _read_report(place)
+
+
 def read_reports(output: Location) -> dict[int, ShardReport]:
     """Reports of the committed shards, by their index. OutputError where one cannot be read."""
     names = [name for name in children(_manifest(output)) if name.endswith(".json") and name.partition(".")[0].isdigit()]

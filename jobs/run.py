@@ -1,0 +1,102 @@
+"""The command `longscan`: words in, a job out, its exit code back. No logic of the job is here.
+
+longscan                                    the demo: six novels, in a few minutes on two cores
+longscan task=embed model.path=MODEL input.path=DOCUMENTS output.path=OUT
+longscan --help                             every key and its default
+longscan --config-dir DIR --config-name NAME    start from your own YAML, see conf/
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from longscan.jobs.compose import compose_job, spelled_defaults
+from longscan.jobs.demo import table
+from longscan.pipeline.config import DEMO, JobConfig
+from longscan.pipeline.errors import LongscanError, Stopped, TooManyErrors
+
+log = logging.getLogger("longscan")
+
+DEMO_FOLDER = Path(__file__).parent / "demo"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command. Returns its exit code: 0 done, 2 cannot be done, 3 done with too many errors, 75 stopped and can go on."""
+    options = _parse(sys.argv[1:] if arguments is None else arguments)
+    _set_up_logging()
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        config = compose_job(options.words, config_dir=options.config_dir, config_name=options.config_name)
+        return _run(config)
+    except KeyboardInterrupt:
+        return _fail(Stopped("stopped; what is done is kept, run the same command again to go on"))
+    except LongscanError as error:
+        return _fail(error)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run(config: JobConfig) -> int:
+    demo = config.input.path == DEMO
+    if config.model.path == DEMO:
+        config.model.path = str(DEMO_FOLDER / "model")
+    if demo:
+        config.input.path = str(DEMO_FOLDER / "austen.parquet")
+    # Imported here because it brings torch along: mistakes in the words above are told at once.
+    from longscan.pipeline.run import run
+
+    try:
+        outcome = run(config)
+    except TooManyErrors as error:
+        return _fail(error)
+    if not isinstance(outcome, dict):
+        print(outcome)
+        return 0
+    log.info(
+        "done: %d documents, %d error rows, %d tokens in %s", outcome["documents"], outcome["errors"], outcome["tokens"], config.output.path
+    )
+    if demo:
+        print(table.render(config))
+    return 0
+
+
+def _fail(error: LongscanError) -> int:
+    print(f"longscan: error: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="longscan",
+        description="Embeddings and scores of very long documents, from Parquet to Parquet, in one pass. Without words: the demo.",
+        epilog="keys and their defaults:\n" + spelled_defaults(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("words", nargs="*", metavar="key=value", help="overrides, in Hydra's grammar; paths as they are")
+    parser.add_argument("--config-dir", metavar="DIR", help="folder of further YAML files")
+    parser.add_argument("--config-name", metavar="NAME", help="YAML file to start from, instead of config or demo")
+    return parser.parse_args(arguments)
+
+
+def _set_up_logging() -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr, force=True)
+    logging.getLogger("longscan").setLevel(logging.INFO)
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # of libraries: nothing that a user of this command could act on
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

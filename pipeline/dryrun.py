@@ -1,0 +1,93 @@
+"""What a run would be: shards, tokens, memory and time, the last from a few steps of the model on this machine."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from longscan.kernels.segments import TILE, Entry, Segments
+from longscan.pipeline.config import JobConfig
+from longscan.pipeline.model import Mamba2Geometry, load_model
+from longscan.pipeline.plan import Plan
+from longscan.pipeline.progress import clock_time, count, num_bytes
+from longscan.pipeline.resolve import Choice, Sizes
+
+PROBE_S = 3.0
+PROBE_TOKENS = {"cpu": 2048}
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """All but `rows` and `shards` are estimates."""
+
+    shards: int
+    rows: int
+    tokens: int
+    weights_bytes: int
+    state_bytes: int
+    """Of all lanes."""
+    step_bytes: int
+    """Activations of a step, at their largest: a layer's projection and what is made of it."""
+    tokens_per_second: float
+    workers: int
+
+    def __str__(self) -> str:
+        seconds = self.tokens / (self.tokens_per_second * self.workers)
+        memory = self.weights_bytes + self.state_bytes + self.step_bytes
+        return "\n".join(
+            (
+                f"shards      {self.shards}",
+                f"documents   {self.rows} rows",
+                f"tokens      about {count(self.tokens)}, by the size of the column",
+                f"memory      about {num_bytes(memory)} a worker: weights {num_bytes(self.weights_bytes)}, "
+                f"states {num_bytes(self.state_bytes)}, a step {num_bytes(self.step_bytes)}",
+                f"time        about {clock_time(seconds)} with {self.workers} worker{'s' * (self.workers > 1)} "
+                f"at {count(self.tokens_per_second)} tokens/s each, as a few steps on this machine went",
+                "nothing was written",
+            )
+        )
+
+
+def estimate(config: JobConfig, geometry: Mamba2Geometry, choice: Choice, sizes: Sizes, plan: Plan, workers: int) -> Estimate:
+    """Add up what is known, and time the model."""
+    itemsize = torch.finfo(getattr(torch, choice.dtype)).bits // 8
+    rows = sizes.step_tokens
+    step = rows * (itemsize * (2 * geometry.projected + 2 * geometry.inner + geometry.channels) + 4 * geometry.d_model)
+    return Estimate(
+        shards=len(plan.shards),
+        rows=plan.num_rows,
+        tokens=plan.estimated_tokens,
+        weights_bytes=geometry.num_parameters * itemsize,
+        state_bytes=(sizes.lanes + 1) * geometry.state_bytes(itemsize),
+        step_bytes=step,
+        tokens_per_second=_probe(config, choice, sizes),
+        workers=workers,
+    )
+
+
+def _probe(config: JobConfig, choice: Choice, sizes: Sizes) -> float:
+    """Tokens a second of the model alone, scores included where they are asked for."""
+    tokens = min(sizes.step_tokens, PROBE_TOKENS.get(choice.device, sizes.step_tokens)) // TILE * TILE
+    dtype = getattr(torch, choice.dtype)
+    model = load_model(choice.folder, dtype=dtype, device=choice.device, backend=choice.backend)
+    ids_T = torch.arange(tokens, device=choice.device) % choice.vocab_size
+    segments = Segments.pack([Entry(0, tokens, lane_out=0)], tokens // TILE, choice.device)
+    state = model.new_state(1)
+
+    def step() -> float:
+        began = time.perf_counter()
+        hidden_TD, _ = model.step(ids_T, segments, state)
+        if config.task.scores:
+            model.logprobs(hidden_TD, ids_T)
+        if choice.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    with torch.inference_mode():
+        step()
+        seconds, fastest = 0.0, float("inf")
+        while seconds < PROBE_S:
+            last = step()
+            seconds, fastest = seconds + last, min(fastest, last)
+    return tokens / fastest

@@ -1,0 +1,122 @@
+"""How far a run is, in tokens, with the time left: one line that moves on a terminal, a line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TextIO
+
+from longscan.pipeline.records import ShardReport
+
+log = logging.getLogger(__name__)
+
+TERMINAL_S = 0.5
+LOG_S = 10.0
+
+
+class Progress:
+    """Counts tokens from any thread. As a context: a thread of its own shows the line until it is left."""
+
+    def __init__(
+        self,
+        estimated_tokens: int,
+        num_shards: int,
+        *,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """estimated_tokens, num_shards: of what is left to do. stream: where the line goes; standard error by default."""
+        self._estimated, self._num_shards = estimated_tokens, num_shards
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._began = clock()
+        self._tokens = self._documents = self._errors = self._shards = 0
+        self._done_tokens = 0
+        self._lock = threading.Lock()
+        self._end = threading.Event()
+        self._terminal = self._stream.isatty()
+        self._thread = threading.Thread(target=self._show, name="longscan-progress", daemon=True)
+
+    def __enter__(self) -> Progress:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._end.set()
+        self._thread.join()
+        if self._terminal:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+        log.info("%s", self.line())
+
+    def add_tokens(self, tokens: int) -> None:
+        """Tokens that went through the model."""
+        with self._lock:
+            self._tokens += tokens
+
+    def set_tokens(self, tokens: int) -> None:
+        """The same where they are counted elsewhere."""
+        with self._lock:
+            self._tokens = max(self._tokens, tokens)
+
+    def add_shard(self, report: ShardReport, estimated_tokens: int) -> None:
+        """A shard is committed. Its true tokens correct the estimate of the rest."""
+        with self._lock:
+            self._shards += 1
+            self._documents += report.num_documents
+            self._errors += report.num_errors
+            self._done_tokens += report.num_tokens
+            self._estimated += report.num_tokens - estimated_tokens
+
+    def line(self) -> str:
+        """`812.0 k of about 1.3 M tokens, 62 %, 45.1 k tokens/s, 0:11 left; 3 of 6 shards, 120 documents, 0 errors`"""
+        with self._lock:
+            seconds = max(self._clock() - self._began, 1e-9)
+            done = max(self._tokens, self._done_tokens)
+            total = max(self._estimated, done)
+            speed = done / seconds
+            finished = self._shards == self._num_shards
+            share = 100 if finished else min(99, 100 * done // max(total, 1))
+            left = "" if finished or not speed else f", {clock_time((total - done) / speed)} left"
+            about = (
+                f"{count(done)} tokens in {clock_time(seconds)}" if finished else f"{count(done)} of about {count(total)} tokens, {share} %"
+            )
+            return (
+                f"{about}, {count(speed)} tokens/s{left}; {self._shards} of {self._num_shards} shards, "
+                f"{self._documents} documents, {self._errors} errors"
+            )
+
+    def _show(self) -> None:
+        while not self._end.wait(TERMINAL_S if self._terminal else LOG_S):
+            if self._terminal:
+                self._stream.write(f"\r\x1b[K{self.line()}")
+                self._stream.flush()
+            else:
+                log.info("%s", self.line())
+
+
+def count(number: float) -> str:
+    """1234 -> 1.2 k"""
+    for scale, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= scale:
+            return f"{number / scale:.1f} {unit}"
+    return f"{number:.0f}"
+
+
+def num_bytes(number: float) -> str:
+    """1234567 -> 1.2 MB"""
+    for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if number >= scale:
+            return f"{number / scale:.1f} {unit}"
+    return f"{number:.0f} B"
+
+
+def clock_time(seconds: float) -> str:
+    """3725 -> 1:02:05"""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,163 @@
+"""From what was asked for to what will run: model folder, device, backend, dtype, context token, and sizes, each said in the log.
+
+A run's results depend on some of these (they are in its fingerprint) and its speed on the others (they are in its plan);
+a run that goes on takes the latter from there, whatever machine it goes on with.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from longscan.kernels.checks import Backend
+from longscan.kernels.segments import TILE
+from longscan.pipeline.config import JobConfig
+from longscan.pipeline.errors import ConfigError, ModelError
+from longscan.pipeline.model import Mamba2Geometry, model_hash
+from longscan.pipeline.score import context_token
+from longscan.pipeline.tokenize import TextTokenizer, check_fits, load_tokenizer
+
+log = logging.getLogger(__name__)
+
+GPU_STEP_TOKENS = 65536
+CPU_STEP_TOKENS = 8192
+MAX_LANES = 256
+STATE_SHARE = 0.25
+"""Of the device's memory, for the tables of states."""
+MIN_CAPABILITY = (8, 0)
+"""Of a GPU that cuTile compiles for: Ampere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What runs, as far as results depend on it."""
+
+    folder: str
+    """The model's, on this machine."""
+    device: str
+    backend: Backend
+    dtype: str
+    context_id: int | None
+    """Token that every document has as context."""
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much runs at once."""
+
+    lanes: int
+    step_tokens: int
+    shard_tokens: int
+
+
+def model_folder(path: str, revision: str | None) -> str:
+    """The folder of a model, fetched from the hub where `path` is the id of one. No code of it is ever run."""
+    if Path(path).is_dir():
+        return path
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    wanted = ["*.json", "*.safetensors", "tokenizer.model", "merges.txt", "vocab.*"]
+    try:
+        return str(snapshot_download(path, revision=revision, allow_patterns=wanted))
+    except HFValidationError as error:
+        raise ModelError(f"model.path: expected a folder or a hub id, found no folder at {path!r}") from error
+    except Exception as error:  # the hub's client raises what its network library does
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ModelError(
+            f"model.path: expected a folder or a hub id, found no folder at {path!r}, and the hub did not give it: {reason}"
+        ) from error
+
+
+def tokenizer_of(config: JobConfig, geometry: Mamba2Geometry, folder: str) -> TextTokenizer | None:
+    """The tokenizer, checked to fit the model; None where documents bring token ids."""
+    if config.input.tokens_column is not None:
+        return None
+    own = config.model.tokenizer is None
+    tokenizer = load_tokenizer(folder if own else str(config.model.tokenizer), revision=None if own else config.model.revision)
+    check_fits(tokenizer, geometry.vocab_size)
+    return tokenizer
+
+
+def choose(config: JobConfig, folder: str, geometry: Mamba2Geometry, tokenizer: TextTokenizer | None) -> Choice:
+    """Settle everything that results depend on. Raises ConfigError where what is asked for cannot be had here."""
+    gpu = torch.cuda.is_available()
+    dtype = config.model.dtype if config.model.dtype != "auto" else "bfloat16" if gpu else "float32"
+    reason = _no_cutile(geometry, dtype)
+    if config.engine.backend == "cutile" and reason:
+        raise ConfigError(f"engine.backend=cutile: {reason}. Use engine.backend=auto, or torch, which runs anywhere")
+    backend: Backend = "torch" if config.engine.backend == "torch" or reason else "cutile"
+    why = "as asked" if config.engine.backend != "auto" else reason or f"{torch.cuda.get_device_name()} runs it"
+    log.info("backend %s (%s), %s on %s", backend, why, dtype, "cuda" if gpu else "cpu")
+    if config.task.scores and not geometry.has_head:
+        raise ModelError(
+            f"model.path: task={config.task.name} needs a model with an output projection, and {folder} has none; use task=embed"
+        )
+    bos, eos = (geometry.bos_id, geometry.eos_id) if tokenizer is None else (tokenizer.bos_id, tokenizer.eos_id)
+    add_bos = config.model.add_bos if config.model.add_bos != "auto" else tokenizer is not None and tokenizer.adds_bos
+    context = context_token(config.task, add_bos=bool(add_bos), bos_id=bos, eos_id=eos)
+    return Choice(folder, "cuda" if gpu else "cpu", backend, dtype, context, geometry.vocab_size)
+
+
+def _no_cutile(geometry: Mamba2Geometry, dtype: str) -> str | None:
+    """Why the CUDA Tile kernels cannot run here; None where they can."""
+    if not torch.cuda.is_available():
+        return "there is no CUDA GPU that torch can use"
+    capability = torch.cuda.get_device_capability()
+    if capability < MIN_CAPABILITY:
+        return f"the GPU has compute capability {capability[0]}.{capability[1]}, CUDA Tile needs 8.0 or newer"
+    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.tile") is None:
+        return "the package cuda-tile is not installed"
+    if dtype == "float32":
+        return "the kernels compute in bfloat16 and float16, and model.dtype is float32"
+    shapes = {
+        "head_dim": (geometry.head_dim, (32, 64, 128)),
+        "state_size": (geometry.state_size, (16, 64, 128, 256)),
+        "conv_kernel": (geometry.conv_kernel, (2, 3, 4)),
+    }
+    for name, (value, taken) in shapes.items():
+        if value not in taken:
+            return f"the kernels take a {name} of {', '.join(map(str, taken))}, and the model's is {value}"
+    if geometry.d_model % TILE or geometry.inner // geometry.num_groups % 16:
+        return f"the kernels take widths that are multiples of {TILE}, and the model's is {geometry.d_model}"
+    return None
+
+
+def choose_sizes(config: JobConfig, geometry: Mamba2Geometry, choice: Choice, estimated_tokens: int, workers: int) -> Sizes:
+    """Replace every "auto" among the sizes by a number: from the device's whole memory, the model and the configuration."""
+    engine = config.engine
+    step = engine.step_tokens
+    if step == "auto":
+        step = max(engine.segment_tokens, GPU_STEP_TOKENS if choice.device == "cuda" else CPU_STEP_TOKENS)
+        step = -(-step // TILE) * TILE
+    lanes = engine.lanes
+    if lanes == "auto":
+        lanes = max(1, min(MAX_LANES, int(STATE_SHARE * device_bytes(choice.device)) // geometry.state_bytes(4) - 1))
+    shard = config.output.shard_tokens
+    if shard == "auto":
+        # A few shards a worker, so that the last ones even out, and none so small that its files are all overhead.
+        shard = min(1 << 26, max(1 << 20, estimated_tokens // (8 * workers)))
+    return Sizes(int(lanes), int(step), int(shard))
+
+
+def device_bytes(device: str) -> int:
+    """The device's whole memory; on a CPU the machine's."""
+    if device == "cuda":
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def model_facts(choice: Choice, tokenizer: TextTokenizer | None) -> Mapping[str, Any]:
+    """What the fingerprint and the provenance say of the model: its content, never its path."""
+    return {
+        "content": model_hash(choice.folder),
+        "tokenizer": None if tokenizer is None else tokenizer.fingerprint,
+        "context_id": choice.context_id,
+    }

@@ -1,0 +1,134 @@
+"""A worker: it builds the journey's tools once and sends shards through them, several at once, in every cluster mode."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import torch
+from longscan.pipeline.config import JobConfig
+from longscan.pipeline.engine import Engine
+from longscan.pipeline.errors import LongscanError, OutputError
+from longscan.pipeline.journey import Tools, process_shard
+from longscan.pipeline.ledger import report_of
+from longscan.pipeline.model import load_model
+from longscan.pipeline.read import Reader
+from longscan.pipeline.records import Shard, ShardReport, has_windows
+from longscan.pipeline.resolve import Choice, Sizes
+from longscan.pipeline.storage import locate
+from longscan.pipeline.tokenize import DocumentTokenizer, load_tokenizer
+from longscan.pipeline.write import Writer
+
+log = logging.getLogger(__name__)
+
+SHARDS_AT_ONCE = 4
+"""In one worker: while one shard is committed, others keep the engine busy."""
+TRIES = 3
+"""Of a shard in one worker, before it is reported as failed: a file or the network may be away for a moment."""
+
+
+Chain = tuple[Shard, ...]
+"""Shards that read on in one row group, to be taken one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a worker needs to know of a run: plain data, sent to it once."""
+
+    config: JobConfig
+    choice: Choice
+    sizes: Sizes
+    passthrough: pa.Schema
+    provenance: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a shard: its report, or why there is none."""
+
+    index: int
+    report: ShardReport | None
+    error: str = ""
+
+
+class Worker:
+    """Tools for one run on one device. As a context: everything is closed when it is left."""
+
+    def __init__(self, job: Job, *, threads: int, on_tokens: Callable[[int], None] | None = None) -> None:
+        """threads: cores for tokenization."""
+        config, choice, sizes = job.config, job.choice, job.sizes
+        own = config.model.tokenizer is None
+        tokenizer = None
+        if config.input.tokens_column is None:
+            path = choice.folder if own else str(config.model.tokenizer)
+            tokenizer = load_tokenizer(path, revision=None if own else config.model.revision)
+        gpu = choice.device == "cuda"
+        row_block = sizes.step_tokens if gpu else None
+        model = load_model(
+            choice.folder, dtype=getattr(torch, choice.dtype), device=choice.device, backend=choice.backend, row_block=row_block
+        )
+        self.output = locate(config.output.path, OutputError)
+        self._stopped = threading.Event()
+        self.tools = Tools(
+            reader=Reader(config.input, job.passthrough),
+            tokenizer=DocumentTokenizer(
+                tokenizer,
+                vocab_size=choice.vocab_size,
+                workers=threads,
+                with_offsets=has_windows(config.task),
+                append_eos=config.model.append_eos,
+            ),
+            engine=Engine(
+                model,
+                config.task,
+                lanes=sizes.lanes,
+                step_tokens=sizes.step_tokens,
+                segment_tokens=config.engine.segment_tokens,
+                device=choice.device,
+                backend=choice.backend,
+                context_id=choice.context_id,
+                vocab_size=choice.vocab_size,
+                on_tokens=on_tokens,
+            ),
+            writer=Writer(self.output, config.task, model.width, job.passthrough, job.provenance),
+        )
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop. Shards under way end with an error, and nothing of them is committed."""
+        self._stopped.set()
+        self.tools.engine.close()
+        self.tools.tokenizer.close()
+        self.tools.reader.close()
+
+    def run_shard(self, shard: Shard) -> Result:
+        """Send one shard on its journey, unless it is committed already; try again what may pass. Never raises for its sake."""
+        done = report_of(self.output, shard.index)
+        if done is not None:
+            return Result(shard.index, done)
+        for left in reversed(range(TRIES)):
+            try:
+                return Result(shard.index, process_shard(shard, self.tools))
+            except (LongscanError, OSError) as error:
+                message = f"{type(error).__name__}: {error}"
+                if not left or self._stopped.is_set() or self._stopped.wait(TRIES - left):
+                    return Result(shard.index, None, message)
+                log.warning("shard %d: %s; trying again", shard.index, message)
+            except Exception as error:  # a fault of the program, or of the device: the run says so, other shards go on
+                if not self._stopped.is_set():
+                    log.exception("shard %d failed", shard.index)
+                return Result(shard.index, None, f"{type(error).__name__}: {error}")
+        raise AssertionError("the last try returns")
+
+    def run_chain(self, chain: Chain) -> list[Result]:
+        """Shards that read on in one row group, one after the other."""
+        return [self.run_shard(shard) for shard in chain]
