@@ -25,7 +25,7 @@ ROW_BLOCK = 32 * TILE
 class Subject:
     def __init__(self, folder: Path, num_groups: int) -> None:
         shape = {"d_model": 256, "head_dim": 64, "num_layers": 2, "state_size": 128, "vocab_size": VOCABULARY}
-        self.folder = tiny_checkpoint(folder, num_groups=num_groups, seed=num_groups, **shape)
+        self.folder = tiny_checkpoint(folder, num_groups=num_groups, seed=num_groups, dtype=torch.bfloat16, **shape)
         generator = torch.Generator().manual_seed(1)
         self.documents = [torch.randint(VOCABULARY, (length,), generator=generator) for length in LENGTHS]
         self.truth: dict[int, Truth] = {d: truth(self.folder, ids) for d, ids in enumerate(self.documents)}
@@ -79,10 +79,13 @@ def test_true_to_the_recurrence_as_far_as_bf16_goes(subject: Subject) -> None:
         assert errors["cutile"] <= 1e-2, f"document {d}: {errors}"
         # A document of a few tokens has too few numbers for its two errors to be compared.
         assert LENGTHS[d] < 63 or errors["cutile"] <= 1.2 * errors["torch"], f"document {d}: {errors}"
-        for layer, ssm_HNP in enumerate(expected.ssm):
-            assert relative_error(found["cutile"][1].ssm[layer, d].cpu().double(), ssm_HNP) <= 1e-2
-        for layer, tail_KC in enumerate(expected.tail):
-            assert relative_error(found["cutile"][1].tail[layer, d].cpu().double(), tail_KC) <= 1e-2
+        for name, layers in (("ssm", expected.ssm), ("tail", expected.tail)):
+            for layer, value in enumerate(layers):
+                states = {backend: getattr(state, name)[layer, d].cpu().double() for backend, (_, state) in found.items()}
+                errors = {backend: relative_error(state, value) for backend, state in states.items()}
+                # A state of a few tokens is a few products of two rounded factors; only long ones average.
+                bound = 2e-2 if LENGTHS[d] < 63 else max(1e-2, 1.2 * errors["torch"])
+                assert errors["cutile"] <= bound, f"document {d}, {name} of layer {layer}: {errors}"
 
 
 def test_bits_depend_neither_on_cuts_nor_on_company(subject: Subject) -> None:
