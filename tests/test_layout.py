@@ -72,13 +72,14 @@ def test_kernels_is_no_package_of_its_own() -> None:
 
 def test_every_folder_of_code_is_declared_and_typed() -> None:
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
-    folders = {path.parent.relative_to(ROOT).as_posix() for path in sources()}
-    declared = {name: folder for name, folder in setuptools["package-dir"].items()}
+    declared: dict[str, str] = setuptools["package-dir"]
+    code = {path.parent.relative_to(ROOT).as_posix() for path in sources()}
+    data = {path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "conf").rglob("*.yaml")} | {"jobs/demo/model"}
     assert sorted(setuptools["packages"]) == sorted(declared)
-    assert folders == set(declared.values())
+    assert code | data == set(declared.values())
     for name, folder in declared.items():
         assert name == "longscan." + folder.replace("/", "."), name
-        assert (ROOT / folder / "py.typed").exists(), f"{folder} has no py.typed"
+        assert folder not in code or (ROOT / folder / "py.typed").exists(), f"{folder} has no py.typed"
 
 
 def test_the_distribution_ships_longscan_alone() -> None:
