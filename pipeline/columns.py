@@ -90,8 +90,11 @@ class Columns:
             yield "input.passthrough", name
 
     def passthrough_schema(self, schema: pa.Schema) -> pa.Schema:
-        """Fields of the passthrough columns: nullable, since other files may hold nulls, and without a file's private numbering."""
-        return pa.schema([pa.field(name, _storage_type(schema.field(name).type)) for name in self.passthrough])
+        """Fields of the passthrough columns: nullable, since other files may hold nulls, and without a file's private numbering.
+
+        A dictionary's column is written as its values: files differ in their dictionaries, and Parquet makes its own.
+        """
+        return pa.schema([pa.field(name, _plain_type(schema.field(name).type)) for name in self.passthrough])
 
 
 def decode(batch: pa.RecordBatch, columns: Columns, passthrough: pa.Schema) -> Iterator[Row | BadRow]:
@@ -122,8 +125,9 @@ def _is_ids(kind: pa.DataType) -> bool:
     return bool(kind == pa.null() or (lists and pa.types.is_integer(kind.value_type)))
 
 
-def _storage_type(kind: pa.DataType) -> pa.DataType:
-    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _storage(column: pa.Array) -> pa.Array:

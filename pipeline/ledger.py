@@ -15,7 +15,7 @@ from dataclasses import asdict
 
 from longscan.pipeline.errors import OutputError
 from longscan.pipeline.records import ShardReport
-from longscan.pipeline.storage import Location, atomic_write, children, create_exclusive, read_bytes, remove
+from longscan.pipeline.storage import Location, atomic_write, children, create_exclusive, read_bytes, remove, writing
 
 RUN = "_run"
 THREADS = 16
@@ -32,7 +32,8 @@ def begin_attempt(output: Location, shard: int) -> int:
 
 def attempts(output: Location, shard: int) -> int:
     """How many attempts at `shard` have begun, in all starts of the run."""
-    return max((int(name) for name in children(_attempts(output, shard)) if name.isdigit()), default=0)
+    with writing(output):
+        return max((int(name) for name in children(_attempts(output, shard)) if name.isdigit()), default=0)
 
 
 def check_newest(output: Location, shard: int, attempt: int) -> None:

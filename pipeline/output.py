@@ -227,6 +227,7 @@ def _remove_run(place: Location) -> None:
         if place.is_local and names and not children(place / table):
             os.rmdir((place / table).path)
     for name in children(place / RUN):
-        if name not in ("lock", "fingerprint.json"):
+        if name not in ("lock", "fingerprint.json", "plan.json"):
             remove_tree(place / RUN / name)
     remove(place / RUN / "fingerprint.json")
+    remove(place / RUN / "plan.json")

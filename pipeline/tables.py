@@ -25,10 +25,13 @@ class PartFile:
         self.path = path
         self.schema = schema
         self._sink = pa.OSFile(path, "wb")
-        # Of a fixed encoding and without statistics on vectors: equal rows in equal groups are equal bytes.
-        self._writer = pq.ParquetWriter(
-            self._sink, schema, compression="zstd", use_dictionary=_repetitive(schema), write_page_checksum=True
-        )
+        try:
+            self._writer = pq.ParquetWriter(
+                self._sink, schema, compression="zstd", use_dictionary=_repetitive(schema), write_page_checksum=True
+            )
+        except BaseException:  # a full disk refuses the first bytes
+            self._discard()
+            raise
 
     def write(self, batches: list[pa.RecordBatch]) -> None:
         """Write batches as one row group."""
@@ -45,6 +48,9 @@ class PartFile:
         with suppress(Exception):
             self._writer.close()
         self._writer.is_open = False  # else it tries again when it is collected
+        self._discard()
+
+    def _discard(self) -> None:
         with suppress(Exception):
             self._sink.close()
         with suppress(FileNotFoundError):
@@ -92,7 +98,7 @@ class OrderedTable:
         self._group_bytes = 0
 
     def add(self, ordinal: int, row: Any, frontier: int) -> None:
-        """frontier: the first ordinal that has not come yet, in this table or another."""
+        """frontier: the first ordinal that had not come before this row, to this table or another."""
         size = row_bytes(row)
         if self._rows and self._bytes + size > GROUP_BYTES:
             self._settle(frontier)
@@ -109,7 +115,7 @@ class OrderedTable:
         ordinals = sorted(self._rows)
         sizes = [self._rows[ordinal][1] for ordinal in ordinals]
         due = sum(ordinal < frontier for ordinal in ordinals)
-        batch = self._convert([self._rows[ordinal][0] for ordinal in ordinals])
+        batch = self._convert([self._rows[ordinal][0] for ordinal in ordinals]) if ordinals else self.file.schema.empty_table()
         self._rows, self._bytes = {}, 0
         places = {ordinal: _Place(batch, i, sizes[i]) for i, ordinal in enumerate(ordinals[:due])}
         for ordinal in [ordinal for ordinal in self._spooled if ordinal < frontier]:

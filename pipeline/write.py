@@ -37,7 +37,7 @@ from longscan.pipeline.records import (
     has_windows,
     windows_schema,
 )
-from longscan.pipeline.storage import Location, commit_file, writing
+from longscan.pipeline.storage import Location, commit_file, locate, writing
 from longscan.pipeline.tables import ArrivalTable, OrderedTable
 
 FOOTER_KEY = b"longscan"
@@ -111,9 +111,11 @@ class PartWriter:
         self._counts = dict.fromkeys(("documents", "errors", "tokens", "windows"), 0)
         self._arrivals: dict[str, ArrivalTable] = {}
         self._ordered: dict[str, OrderedTable] = {}
-        self._scratch: str | None = None
+        self._temporary = self._output / RUN / "tmp"
         try:
-            with writing(self._output):
+            if not self._output.is_local:
+                self._temporary = locate(tempfile.mkdtemp(prefix="longscan-"), OutputError)
+            with writing(self._temporary):
                 self._open_tables(writer)
         except BaseException:
             self.abort()
@@ -130,7 +132,7 @@ class PartWriter:
 
         Raises OutputError where it cannot be written.
         """
-        with writing(self._output):
+        with writing(self._temporary):
             match outcome:
                 case DocumentRow():
                     self._counts["documents"] += 1
@@ -149,7 +151,7 @@ class PartWriter:
         """Make the shard's files visible and the shard done. Raises OutputError where rows are missing, or it is too late."""
         self._check_complete()
         files = {name: table.file for name, table in self._arrivals.items()} | {name: table.file for name, table in self._ordered.items()}
-        with writing(self._output):
+        with writing(self._temporary):
             for arrival in self._arrivals.values():
                 arrival.flush()
             for ordered in self._ordered.values():
@@ -170,11 +172,12 @@ class PartWriter:
         """Remove what is not committed."""
         for file in [table.file for table in self._arrivals.values()] + [table.file for table in self._ordered.values()]:
             file.abort()
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+        if self._temporary.is_local and not self._output.is_local:
+            shutil.rmtree(self._temporary.path, ignore_errors=True)
 
     def _open_tables(self, writer: Writer) -> None:
-        folder = self._folder()
+        """Temporary files lie on the disk of a local output, for a rename; else wherever this machine keeps such files."""
+        os.makedirs(self._temporary.path, exist_ok=True)
         convert: dict[str, Convert] = {
             "documents": partial(documents_batch, task=writer.task, schema=writer.schemas["documents"]),
             "windows": partial(windows_batch, task=writer.task, schema=writer.schemas.get("windows")),
@@ -182,29 +185,20 @@ class PartWriter:
             "tokens": tokens_batch,
         }
         for name, schema in writer.schemas.items():
-            path = os.path.join(folder, f"{self._shard.index:05d}-{self._attempt:06d}-{name}.parquet")
+            path = os.path.join(self._temporary.path, f"{self._shard.index:05d}-{self._attempt:06d}-{name}.parquet")
             if name in ("documents", "errors"):
                 self._ordered[name] = OrderedTable(path, schema, convert[name])
             else:
                 self._arrivals[name] = ArrivalTable(path, schema, convert[name])
 
-    def _folder(self) -> str:
-        """Where temporary files lie: on the disk of a local output, for a rename; else wherever this machine keeps such files."""
-        if not self._output.is_local:
-            self._scratch = tempfile.mkdtemp(prefix="longscan-")
-            return self._scratch
-        folder: str = (self._output / RUN / "tmp").path
-        os.makedirs(folder, exist_ok=True)
-        return folder
-
     def _add_ordered(self, table: str, ordinal: int, row: DocumentRow | ErrorRow) -> None:
         if not 0 <= ordinal < len(self._arrived) or self._arrived[ordinal]:
             what = "came twice" if 0 <= ordinal < len(self._arrived) else f"is not one of its {len(self._arrived)}"
             raise OutputError(f"{self._output}: shard {self._shard.index}: row {ordinal} {what}; nothing of it is committed")
+        self._ordered[table].add(ordinal, row, self._frontier)
         self._arrived[ordinal] = 1
         with suppress(ValueError):  # all are there
             self._frontier = self._arrived.index(0, self._frontier)
-        self._ordered[table].add(ordinal, row, self._frontier)
 
     def _check_complete(self) -> None:
         missing = self._arrived.count(0)
