@@ -8,9 +8,9 @@ import torch
 from longscan.kernels.checks import Backend
 from longscan.pipeline.model.config import Mamba2Geometry, read_geometry
 from longscan.pipeline.model.mamba2 import Mamba2, ModelState
-from longscan.pipeline.model.weights import load_weights, model_hash
+from longscan.pipeline.model.weights import check_weights, load_weights, model_hash
 
-__all__ = ["Mamba2", "Mamba2Geometry", "ModelState", "load_model", "model_hash", "read_geometry"]
+__all__ = ["Mamba2", "Mamba2Geometry", "ModelState", "check_weights", "load_model", "model_hash", "read_geometry"]
 
 
 def load_model(

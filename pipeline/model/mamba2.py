@@ -84,6 +84,8 @@ class Mamba2:
         if geometry.has_head and not geometry.tied:
             self._head_VD = weights["head"].to(self.device, dtype)
         self._final_norm_D = weights["final_norm"].to(self.device, self._wide)
+        # On a GPU rounded up, by columns that are never read.
+        self._projected = geometry.projected + (-geometry.projected % GPU_ALIGNMENT if self.device.type == "cuda" else 0)
         self._layers = tuple(self._layer(weights, f"layers.{layer}.") for layer in range(geometry.num_layers))
 
     def _layer(self, weights: Mapping[str, torch.Tensor], prefix: str) -> _Layer:
@@ -94,8 +96,7 @@ class Mamba2:
             return weights[prefix + name].to(self.device, self._wide)
 
         g = self.geometry
-        # Rows past the real ones, never read: they only round the product's width up.
-        spare = -g.projected % GPU_ALIGNMENT if self.device.type == "cuda" else 0
+        spare = self._projected - g.projected
         return _Layer(
             norm_D=wide("norm"),
             in_proj=F.pad(plain("in_proj"), (0, 0, 0, spare)).T,
@@ -134,21 +135,26 @@ class Mamba2:
         if self.row_block and segments.num_rows % self.row_block:
             raise ValueError(f"segments.num_rows: expected a multiple of row_block {self.row_block}, got {segments.num_rows}")
         x_TD = F.embedding(ids_T, self._embedding_VD)
+        # One memory for all layers: on a CPU fresh pages for tensors of this size cost as much as the work on them.
+        projected = x_TD.new_empty(len(x_TD), self._projected)
+        mixed_TD = torch.empty_like(x_TD)
         residual_TD: torch.Tensor | None = None
         for layer, tail_SKC, ssm_SHNP in zip(self._layers, state.tail, state.ssm, strict=True):
-            normed_TD, residual_TD = rms_norm(
-                x_TD, layer.norm_D, residual_TD=residual_TD, eps=self.geometry.eps, out_dtype=self.dtype, backend=self.backend
-            )
-            x_TD = self._mix(layer, normed_TD, tail_SKC, ssm_SHNP, segments)
-        hidden_TD, _ = rms_norm(
-            x_TD, self._final_norm_D, residual_TD=residual_TD, eps=self.geometry.eps, out_dtype=self.dtype, backend=self.backend
-        )
+            normed_TD, residual_TD = self._norm(x_TD, layer.norm_D, residual_TD)
+            self._product(normed_TD, layer.in_proj, layer.in_proj_bias, out=projected)
+            y_TI = self._mix(layer, projected, tail_SKC, ssm_SHNP, segments)
+            x_TD = self._product(y_TI, layer.out_proj, layer.out_proj_bias, out=mixed_TD)
+        hidden_TD, _ = self._norm(x_TD, self._final_norm_D, residual_TD)
         return hidden_TD, state
 
-    def _mix(self, layer: _Layer, x_TD: torch.Tensor, tail_SKC: torch.Tensor, ssm_SHNP: torch.Tensor, segments: Segments) -> torch.Tensor:
-        """[T, D]: what the layer's mixer adds to the stream."""
+    def _norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, residual_TD: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        return rms_norm(x_TD, weight_D, residual_TD=residual_TD, eps=self.geometry.eps, out_dtype=self.dtype, backend=self.backend)
+
+    def _mix(
+        self, layer: _Layer, projected: torch.Tensor, tail_SKC: torch.Tensor, ssm_SHNP: torch.Tensor, segments: Segments
+    ) -> torch.Tensor:
+        """[T, I]: the mixer between its two projections."""
         g = self.geometry
-        projected = self._product(x_TD, layer.in_proj, layer.in_proj_bias)
         z_TI, xbc_TC, dt_TH = projected[:, : g.projected].split([g.inner, g.channels, g.num_heads], dim=1)
         xbc_TC, _ = causal_conv1d(
             xbc_TC, layer.conv_weight_CK, layer.conv_bias_C, tail_SKC=tail_SKC, segments=segments, backend=self.backend
@@ -167,7 +173,7 @@ class Mamba2:
             segments=segments,
             backend=self.backend,
         )
-        y_TI = gated_rms_norm(
+        return gated_rms_norm(
             y_THP.flatten(1),
             z_TI,
             layer.gated_norm_I,
@@ -176,11 +182,9 @@ class Mamba2:
             norm_before_gate=g.norm_before_gate,
             backend=self.backend,
         )
-        return self._product(y_TI, layer.out_proj, layer.out_proj_bias)
 
-    def _product(self, x_TD: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def _product(self, x_TD: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, out: torch.Tensor) -> torch.Tensor:
         """x @ weight + bias, in products of `row_block` rows."""
-        out = torch.empty((len(x_TD), weight.shape[1]), dtype=x_TD.dtype, device=x_TD.device)
         size = self.row_block or len(x_TD)
         for rows, part in zip(x_TD.split(size), out.split(size), strict=True):
             if bias is None:

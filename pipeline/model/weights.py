@@ -77,6 +77,12 @@ def load_weights(
     return weights
 
 
+def check_weights(folder: str | Path, geometry: Mamba2Geometry) -> None:
+    """Raise ModelError as `load_weights` does, as far as the files' headers tell."""
+    folder = Path(folder)
+    _compare(folder, _hugging_face(geometry), _find(folder), geometry)
+
+
 def weight_files(folder: str | Path) -> list[Path]:
     """The safetensors files of `folder`, by its index where it has one, or ModelError."""
     folder = Path(folder)
