@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,9 @@ from longscan.pipeline.errors import InputError, LongscanError, OutputError
 
 TEMPORARY = ".longscan-"
 """How the name of a temporary file begins, wherever one is made beside its target."""
+
+OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "oss", "oci", "hf"})
+"""Protocols of file systems without folders."""
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::[A-Za-z][A-Za-z0-9+.-]+)*://")
 _USER = re.compile(r"(?<=://)[^/\s'\"]*@")
@@ -200,7 +203,7 @@ def commit_file(finished: str, place: Location) -> None:
     """Make the finished local file visible as `place`, replacing what is there: a rename on the same disk, else one put."""
     with writing(place):
         if not place.is_local:
-            place.fs.put_file(finished, place.path)
+            _put(place, lambda: place.fs.put_file(finished, place.path))
             os.unlink(finished)
             return
         _sync_file(finished)
@@ -245,13 +248,14 @@ def _advice(error: Exception) -> str:
     return "Set output.path to a place that can be written"
 
 
-def _put(place: Location, put: Any) -> None:
-    """Folders are made only where a file system has them: an object store would spend a request on each."""
+def _put(place: Location, put: Callable[[], object]) -> None:
+    """Folders are made where they are missing; on an object store, there are none, and what is missing is a bucket: a typo, to be told."""
     try:
         put()
-    except FileExistsError:
-        raise
     except FileNotFoundError:
+        protocol = place.fs.protocol
+        if OBJECT_STORES.intersection([protocol] if isinstance(protocol, str) else protocol):
+            raise
         place.fs.makedirs(place.parent.path, exist_ok=True)
         put()
 

@@ -225,12 +225,29 @@ def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
 
 def test_a_remote_failure_is_redacted() -> None:
     class Refusing:
+        protocol = "s3"
+
         def pipe_file(self, path: str, *_: Any) -> None:
             raise RuntimeError(f"403 for https://host/{path}?sig=s3cr3t")
 
     with pytest.raises(OutputError, match=r"s3://\*\*\*@b/x: cannot be written: 403 for https://host/b/x\?\*\*\*") as caught:
         atomic_write(Location(Refusing(), "b/x", "s3://k:s3cr3t@b/x"), b"")
     assert "s3cr3t" not in str(caught.value)
+
+
+def test_a_bucket_that_is_not_there_is_not_made() -> None:
+    class Store:
+        protocol = ("s3", "s3a")
+
+        def pipe_file(self, path: str, *_: Any, **__: Any) -> None:
+            raise FileNotFoundError(f"The specified bucket does not exist: {path}")
+
+        put_file = pipe_file
+
+    place = Location(Store(), "buckett/x", "s3://buckett/x")
+    for write in (lambda: atomic_write(place, b""), lambda: create_exclusive(place, b""), lambda: commit_file("x", place)):
+        with pytest.raises(OutputError, match="s3://buckett/x: cannot be written: The specified bucket does not exist"):
+            write()
 
 
 def test_other_errors_pass_through(tmp_path: Path) -> None:
