@@ -8,21 +8,34 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_module
+from hydra import compose, initialize_config_dir, initialize_config_module
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.errors import ConfigError
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 CONFIG_MODULE = "longscan.conf"
+SECTIONS = {
+    "model": "model/default.yaml",
+    "input": "input/default.yaml",
+    "task": "task/base.yaml",
+    "engine": "engine/default.yaml",
+    "output": "output/default.yaml",
+    "cluster": "cluster/base.yaml",
+    "": "config.yaml",
+}
+"""Section of the configuration -> the YAML file with its defaults."""
 AS_TYPED = (
     "model.path",
     "model.revision",
@@ -45,18 +58,15 @@ def compose_job(words: Sequence[str], *, config_dir: str | None = None, config_n
     no input is named.
     """
     typed, overrides = _set_apart(words)
-    if config_dir is not None:
-        if not Path(config_dir).is_dir():
-            raise ConfigError(f"--config-dir: expected a folder, found none at {config_dir}")
-        overrides = [*overrides, f"hydra.searchpath=[{_quoted(Path(config_dir).resolve().as_uri())}]"]
-    name = config_name or ("config" if "input.path" in typed else "demo")
+    names_input = "input.path" in typed or any(word.startswith("input=") for word in overrides)
+    name = (config_name or ("config" if names_input else "demo")).removesuffix(".yaml")
     ConfigStore.instance().store(name="schema", node=JobConfig)
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-            composed = compose(name.removesuffix(".yaml"), overrides=list(overrides))
+        with _started(config_dir, name) as searchpath:
+            composed = compose(name, overrides=overrides + searchpath)
         config = OmegaConf.to_object(composed)
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise ConfigError(explain(error)) from error
     assert isinstance(config, JobConfig)
     for key, value in typed.items():
@@ -65,46 +75,82 @@ def compose_job(words: Sequence[str], *, config_dir: str | None = None, config_n
     return config
 
 
+@contextmanager
+def _started(config_dir: str | None, name: str) -> Iterator[list[str]]:
+    """Hydra, with the folder that holds the file to start from as its first source; yields the override that names the second."""
+    if config_dir is None:
+        with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+            yield []
+        return
+    folder = Path(config_dir).resolve()
+    if not folder.is_dir():
+        raise ConfigError(f"--config-dir: expected a folder, found none at {config_dir}")
+    if (folder / f"{name}.yaml").is_file():
+        with initialize_config_dir(str(folder), version_base="1.3"):
+            yield [f"hydra.searchpath=[pkg://{CONFIG_MODULE}]"]
+    else:
+        with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+            yield [f"hydra.searchpath=[{_quoted(f'file://{folder}')}]"]
+
+
 def all_keys(kind: Any = JobConfig, prefix: str = "") -> list[str]:
-    """Every key of the configuration, dotted."""
+    """Every key of the configuration, dotted, and every section."""
     keys: list[str] = []
     for field in fields(kind):
         default = field.default_factory() if callable(field.default_factory) else field.default
-        keys += all_keys(type(default), f"{prefix}{field.name}.") if is_dataclass(default) else [prefix + field.name]
+        keys.append(prefix + field.name)
+        if is_dataclass(default):
+            keys += all_keys(type(default), f"{prefix}{field.name}.")
     return keys
 
 
-def spelled_defaults(kind: Any = JobConfig, prefix: str = "  ") -> str:
-    """A line a key with its default, for the help."""
+def spelled_keys() -> str:
+    """A line a key with its default and what it means, from the YAML files that say both."""
     lines = []
-    for field in fields(kind):
-        default = field.default_factory() if callable(field.default_factory) else field.default
-        if is_dataclass(default):
-            lines.append(spelled_defaults(type(default), f"{prefix}{field.name}."))
-        else:
-            lines.append(
-                f"{prefix}{field.name}={'null' if default is None else str(default).lower() if isinstance(default, bool) else default}"
-            )
-    return "\n".join(lines)
+    for section, file in SECTIONS.items():
+        above: list[str] = [section] if section else []
+        for line in (files(CONFIG_MODULE) / file).read_text("utf-8").partition("_self_")[2 if not section else 0].splitlines():
+            found = re.fullmatch(r"( *)(\w+): *(\S*)(?: *# (.*))?", line)
+            if found is None or found[2] == "defaults":
+                continue
+            path = [*above[: len(found[1]) // 2 + len([section] if section else [])], found[2]]
+            above = path
+            if found[3]:
+                lines.append(f"  {'.'.join(path)}={found[3].strip(chr(34))}".ljust(42) + (found[4] or ""))
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def explain(error: Exception) -> str:
-    """What Hydra or OmegaConf found wrong, in a line, with the nearest key that exists."""
+    """What Hydra or OmegaConf found wrong, in a line, with the nearest name that exists."""
     cause: BaseException = error
     while isinstance(cause, ConfigCompositionException) and cause.__cause__ is not None:
         cause = cause.__cause__
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     text = lines[0] if lines else type(cause).__name__
     if isinstance(cause, MissingConfigException):
-        text = " ".join(lines[:3])
-    if isinstance(cause, OmegaConfBaseException) and getattr(cause, "full_key", None):
-        text = f"{cause.full_key}: {text}"
-    if "LexerNoViableAltException" in text or "error parsing override" in str(error).lower() or "mismatched input" in text:
-        text = f"{' '.join(str(error).split())}; quote a value that holds brackets, commas or spaces: key=\"'value'\""
-    wrong = re.search(r"[Kk]ey '([\w.]+)'", text) or re.match(r"([\w.]+): ", text)
-    full = getattr(cause, "full_key", None) or (wrong.group(1) if wrong else None)
-    near = difflib.get_close_matches(full, all_keys(), n=1, cutoff=0.5) if full and full not in all_keys() else []
-    return text + (f"; did you mean {near[0]}?" if near else "")
+        return _no_such_file(lines)
+    if isinstance(cause, OverrideParseException):
+        return f"{cause.override}: {text}; quote a value that holds brackets, commas, colons or spaces: key=\"'value'\""
+    full = getattr(cause, "full_key", None)
+    in_file = re.match(r"In '([^']+)': \w+ raised while composing config", text)
+    if in_file is not None and len(lines) > 1:
+        text = f"{lines[1]} in {in_file[1]}.yaml"
+        full = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), None)
+    near = difflib.get_close_matches(str(full), all_keys(), n=1, cutoff=0.5) if full and full not in all_keys() else []
+    return (f"{full}: " if full else "") + text + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _no_such_file(lines: Sequence[str]) -> str:
+    """`lines`: Hydra's message: what it could not find, then the options there are, or where it has looked."""
+    wanted = re.search(r"Could not find '([^']+)'|[Cc]annot find primary config '([^']+)'", lines[0])
+    if wanted is None:
+        return " ".join(lines)
+    if wanted[2]:
+        return f"--config-name: found no {wanted[2]}.yaml, neither in longscan's own YAML files nor in --config-dir"
+    group, _, option = wanted[1].rpartition("/")
+    options = [line for line in lines[1:] if line != "base" and re.fullmatch(r"[\w-]+", line)]
+    near = difflib.get_close_matches(option, options, n=1, cutoff=0.5)
+    return f"{group}={option}: expected one of {', '.join(options)}" + (f"; did you mean {group}={near[0]}?" if near else "")
 
 
 def _set_apart(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -113,7 +159,7 @@ def _set_apart(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     rest = []
     for word in words:
         key, equals, value = word.partition("=")
-        if not equals or not key or not (key[0].isalpha()):
+        if not equals or not key[:1].isalpha() or key.startswith("hydra."):
             raise ConfigError(f"expected key=value, got {word!r}; `longscan --help` lists the keys")
         if key in AS_TYPED:
             typed[key] = value

@@ -14,14 +14,15 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from longscan.jobs.compose import compose_job, spelled_defaults
-from longscan.jobs.demo import table
+from longscan.jobs.compose import compose_job, spelled_keys
 from longscan.pipeline.config import DEMO, JobConfig
-from longscan.pipeline.errors import LongscanError, Stopped, TooManyErrors
+from longscan.pipeline.errors import LongscanError, Stopped
+from longscan.pipeline.storage import redact
 
 log = logging.getLogger("longscan")
 
@@ -31,11 +32,10 @@ DEMO_FOLDER = Path(__file__).parent / "demo"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns its exit code: 0 done, 2 cannot be done, 3 done with too many errors, 75 stopped and can go on."""
     options = _parse(sys.argv[1:] if arguments is None else arguments)
-    _set_up_logging()
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        config = compose_job(options.words, config_dir=options.config_dir, config_name=options.config_name)
-        return _run(config)
+        with _logging():
+            return _run(compose_job(options.words, config_dir=options.config_dir, config_name=options.config_name))
     except KeyboardInterrupt:
         return _fail(Stopped("stopped; what is done is kept, run the same command again to go on"))
     except LongscanError as error:
@@ -53,18 +53,17 @@ def _run(config: JobConfig) -> int:
     # Imported here because it brings torch along: mistakes in the words above are told at once.
     from longscan.pipeline.run import run
 
-    try:
-        outcome = run(config)
-    except TooManyErrors as error:
-        return _fail(error)
+    outcome = run(config)
     if not isinstance(outcome, dict):
         print(outcome)
         return 0
     log.info(
-        "done: %d documents, %d error rows, %d tokens in %s", outcome["documents"], outcome["errors"], outcome["tokens"], config.output.path
+        "done: %d documents, %d errors, %d tokens in %s", *map(outcome.get, ("documents", "errors", "tokens")), redact(config.output.path)
     )
     if demo:
-        print(table.render(config))
+        from longscan.jobs.demo.table import render
+
+        print(render(config))
     return 0
 
 
@@ -77,21 +76,33 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="longscan",
         description="Embeddings and scores of very long documents, from Parquet to Parquet, in one pass. Without words: the demo.",
-        epilog="keys and their defaults:\n" + spelled_defaults(),
+        epilog="task=embed | score | embed_score    cluster=auto | inprocess | local | ray\n\nkeys and their defaults:\n" + spelled_keys(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("words", nargs="*", metavar="key=value", help="overrides, in Hydra's grammar; paths as they are")
     parser.add_argument("--config-dir", metavar="DIR", help="folder of further YAML files")
     parser.add_argument("--config-name", metavar="NAME", help="YAML file to start from, instead of config or demo")
-    return parser.parse_args(arguments)
+    return parser.parse_intermixed_args(arguments)
 
 
-def _set_up_logging() -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr, force=True)
-    logging.getLogger("longscan").setLevel(logging.INFO)
-    if not sys.warnoptions:
-        warnings.simplefilter("ignore")  # of libraries: nothing that a user of this command could act on
+@contextmanager
+def _logging() -> Iterator[None]:
+    """While it lasts, longscan speaks on standard error; other libraries keep their warnings to themselves."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    log.addHandler(handler)
+    level = log.level
+    log.setLevel(logging.INFO)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        with warnings.catch_warnings():
+            if not sys.warnoptions:
+                warnings.simplefilter("ignore")  # nothing that a user of this command could act on
+            yield
+    finally:
+        log.setLevel(level)
+        log.removeHandler(handler)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -1,7 +1,10 @@
-"""Workers on Ray: an elastic pool of actors, on this machine or on a cluster, and what there is to run on.
+"""Workers on Ray: an elastic pool of actors, on this machine or on a cluster.
 
 Only descriptions of shards and reports pass through Ray; a worker reads its own input and writes its own output. Ray Data
 is the scheduler: it keeps the pool between its bounds, holds back, and tries again what a lost worker had in hand.
+
+A cluster's nodes find longscan, the model, the input and the output by the same names as this process: longscan must be installed
+there (in their image, or as a wheel by `py_modules` of the Ray job), and local paths must lie on a disk that all share.
 """
 
 from __future__ import annotations
@@ -10,25 +13,28 @@ import asyncio
 import logging
 import os
 import pickle
+import signal
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from longscan.pipeline.config import JobConfig
-from longscan.pipeline.errors import ConfigError
+from longscan.pipeline.errors import ConfigError, LongscanError, Stopped
+from longscan.pipeline.nodes import Node, Workers, cores_here
 from longscan.pipeline.progress import Progress
 from longscan.pipeline.worker import SHARDS_AT_ONCE, Chain, Job, Result, Worker
 
 NO_LIMIT_S = -1
 """Ray Data gives a run up that yields no row for half an hour, which one long document may well take."""
-
 QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
 TALLY_S = 1.0
+
+log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
@@ -42,66 +48,98 @@ def joined(config: JobConfig) -> Iterator[None]:
     if config.cluster.mode != "ray":
         yield
         return
-    import ray
-
     try:
-        ray.init(address=config.cluster.address, **QUIET)
+        started = _connect(address=config.cluster.address)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(
             f"cluster.address: expected the address of a running Ray cluster, none answers at {config.cluster.address!r}: {reason}"
         ) from error
-    try:
+    with _until_left(started):
         yield
-    finally:
-        ray.shutdown()
 
 
-def resources(config: JobConfig) -> tuple[int, int]:
-    """GPUs and cores that workers can have: this machine's, or the cluster's."""
+def nodes_of(config: JobConfig) -> list[Node]:
+    """The machines that workers can run on, as they are now."""
     if config.cluster.mode != "ray":
-        return torch.cuda.device_count(), os.cpu_count() or 1
+        return [Node(torch.cuda.device_count(), cores_here())]
     import ray
 
-    there = ray.cluster_resources()
-    return int(there.get("GPU", 0)), max(1, int(there.get("CPU", 1)))
+    there = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [Node(node.get("GPU", 0), node["CPU"]) for node in there if node.get("CPU")] or [Node(0, 1)]
 
 
-def on_a_worker(config: JobConfig, ask: Callable[..., Answer], *arguments: Any) -> Answer:
-    """`ask(*arguments)` where workers will run: on a cluster the driver may have no GPU when they do."""
+def on_a_worker(config: JobConfig, gpus: float, ask: Callable[..., Answer], *arguments: Any) -> Answer:
+    """`ask(*arguments)` where workers will run: on a cluster, this process may have no GPU when they do."""
     if config.cluster.mode != "ray":
         return ask(*arguments)
     import ray
 
-    task = ray.remote(num_cpus=0, num_gpus=gpus_of(config, resources(config)[0] > 0))(ask)
-    answer: Answer = ray.get(task.remote(*arguments))
+    if gpus > max(node.gpus for node in nodes_of(config)):
+        log.warning("no node of the cluster has %g GPUs now; waiting until one comes", gpus)
+    with _told():
+        answer: Answer = ray.get(ray.remote(num_cpus=0, num_gpus=gpus)(ask).remote(*arguments))
     return answer
 
 
-def gpus_of(config: JobConfig, has_gpu: bool) -> float:
-    """GPUs of one worker."""
-    asked = config.cluster.gpus_per_worker
-    return float(has_gpu) if asked == "auto" else float(asked)
-
-
-def run_chains(job: Job, workers: tuple[int, int], cores: int, chains: Sequence[Chain], progress: Progress) -> Iterator[Result]:
-    """Have the chains run by between `workers` actors with `cores` each; results as they come."""
+def run_chains(job: Job, workers: Workers, chains: Sequence[Chain], progress: Progress) -> Generator[Result, None, None]:
+    """Have the chains run by a pool of actors; results as they come. Raises Stopped where Ray cannot go on."""
     if not chains:
         return
+    # One core more than there are: the driver's own work takes none of the workers'.
+    cores = max(cores_here(), workers.most * workers.cores) + 1
+    with _until_left(_connect(num_cpus=cores, include_dashboard=False)), _told():
+        yield from _pool(job, workers, chains, progress)
+
+
+def _connect(**settings: Any) -> bool:
+    """Start Ray, or join it, unless this process is part of a cluster already. Whether it was this call that did."""
     import ray
 
-    started = not ray.is_initialized()
-    if started:
-        # One core more than there are: the driver's own work takes none of the workers'.
-        ray.init(num_cpus=(os.cpu_count() or 1) + 1, include_dashboard=False, **QUIET)
+    if ray.is_initialized():
+        return False
+    # Ray takes SIGTERM for itself, and ends the process where the command's own handler would end the run.
+    before = signal.getsignal(signal.SIGTERM)
+    ray.init(**settings, **QUIET)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
+    return True
+
+
+@contextmanager
+def _until_left(started: bool) -> Iterator[None]:
+    import ray
+
     try:
-        yield from _pool(job, workers, cores, chains, progress)
+        yield
     finally:
         if started:
             ray.shutdown()
 
 
-def _pool(job: Job, workers: tuple[int, int], cores: int, chains: Sequence[Chain], progress: Progress) -> Iterator[Result]:
+@contextmanager
+def _told() -> Iterator[None]:
+    """What Ray raises, as one line: a worker's own error as it is, anything else as Stopped."""
+    from ray.exceptions import RayError
+
+    try:
+        yield
+    except RayError as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, LongscanError):
+            cause = getattr(cause, "cause", None) or cause.__cause__
+        if isinstance(cause, LongscanError):
+            raise type(cause)(*cause.args) from error
+        raise Stopped(f"Ray stopped the run: {_reason(error)}\nWhat is done is kept; run the same command again to go on") from error
+
+
+def _reason(error: BaseException) -> str:
+    """The last line of what Ray says: it quotes whole traces, whose end names the error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def _pool(job: Job, workers: Workers, chains: Sequence[Chain], progress: Progress) -> Iterator[Result]:
     import ray
     from ray.data import ActorPoolStrategy, DataContext
 
@@ -113,26 +151,36 @@ def _pool(job: Job, workers: tuple[int, int], cores: int, chains: Sequence[Chain
     rows = ray.data.from_items([{"chain": pickle.dumps(chain)} for chain in chains], override_num_blocks=len(chains))
     results = rows.map_batches(
         RayWorker,
-        fn_constructor_args=(job, cores, tally),
+        fn_constructor_args=(job, workers.cores, tally),
         batch_size=1,
-        compute=ActorPoolStrategy(min_size=workers[0], max_size=workers[1], max_tasks_in_flight_per_actor=SHARDS_AT_ONCE),
+        compute=ActorPoolStrategy(min_size=workers.least, max_size=workers.most, max_tasks_in_flight_per_actor=SHARDS_AT_ONCE),
         max_concurrency=SHARDS_AT_ONCE,
-        num_cpus=cores,
-        num_gpus=gpus_of(job.config, job.choice.device == "cuda"),
+        num_cpus=workers.cores,
+        num_gpus=workers.gpus,
         max_restarts=-1,
         max_task_retries=-1,
     )
+    with _watched(tally, progress):
+        for row in results.iter_rows():
+            yield from pickle.loads(row["results"])
+
+
+@contextmanager
+def _watched(tally: Any, progress: Progress) -> Iterator[None]:
+    """While it lasts, the workers' tokens are counted in `progress`."""
+    import ray
+
     ended = threading.Event()
 
     def watch() -> None:
-        while not ended.wait(TALLY_S):
-            progress.set_tokens(ray.get(tally.total.remote()))
+        with suppress(ray.exceptions.RayError):  # the numbers of a cluster that is going down are nobody's concern
+            while not ended.wait(TALLY_S):
+                progress.set_tokens(ray.get(tally.total.remote()))
 
     watcher = threading.Thread(target=watch, name="longscan-tally", daemon=True)
     watcher.start()
     try:
-        for row in results.iter_rows():
-            yield from pickle.loads(row["results"])
+        yield
     finally:
         ended.set()
         watcher.join()

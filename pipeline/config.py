@@ -3,6 +3,9 @@
 Plain dataclasses, because a frozen one cannot be a Hydra schema. `None` stands for "not set", "auto" for "longscan
 decides": `pipeline.resolve` replaces every "auto" that matters by what it stands for, once a run; a resumed run uses the
 same. A field that takes "auto" or a number is `Any` to Hydra, and checked here.
+
+The names and numbers that only validation needs are imported there: they bring torch along, and a typo in a key need not
+wait for it.
 """
 
 from __future__ import annotations
@@ -11,8 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from longscan.kernels.pool import POOLINGS
-from longscan.kernels.segments import TILE
 from longscan.pipeline.errors import ConfigError
 
 DEMO = "demo"
@@ -125,19 +126,8 @@ def _problems(config: JobConfig) -> Iterator[Problem]:
     yield from _engine(config.engine)
     yield from _choice("model.dtype", config.model.dtype, ("auto", "float32", "bfloat16", "float16"))
     yield from _choice("model.add_bos", config.model.add_bos, ("auto", True, False))
-    yield from _choice("cluster.mode", config.cluster.mode, ("auto", "inprocess", "local", "ray"))
-    if config.cluster.mode == "ray" and not config.cluster.address:
-        yield (
-            "cluster.address",
-            "the address of a Ray cluster (auto, host:port or ray://host:port) with cluster=ray",
-            config.cluster.address,
-        )
+    yield from _cluster(config.cluster)
     yield from _auto_or_number("output.shard_tokens", config.output.shard_tokens)
-    yield from _workers(config.cluster.workers)
-    for key in ("gpus_per_worker", "cpus_per_worker"):
-        value = getattr(config.cluster, key)
-        if value != "auto" and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
-            yield f"cluster.{key}", "auto or a number that is not negative", value
     yield from _at_least("max_errors", config.max_errors, 0)
     yield from _at_least("seed", config.seed, 0)
     if config.limit is not None:
@@ -154,6 +144,9 @@ def _paths(config: JobConfig) -> Iterator[Problem]:
 
 
 def _task(task: TaskConfig) -> Iterator[Problem]:
+    from longscan.kernels.pool import POOLINGS
+    from longscan.kernels.segments import TILE
+
     yield from _choice("task.name", task.name, TASKS)
     embedding, score = task.embedding, task.score
     unknown = [pooling for pooling in embedding.pooling if pooling not in POOLINGS]
@@ -186,6 +179,21 @@ def _engine(engine: EngineConfig) -> Iterator[Problem]:
             yield "engine.step_tokens", f"at least engine.segment_tokens ({engine.segment_tokens})", engine.step_tokens
 
 
+def _cluster(cluster: ClusterConfig) -> Iterator[Problem]:
+    yield from _choice("cluster.mode", cluster.mode, ("auto", "inprocess", "local", "ray"))
+    if cluster.mode == "ray" and not cluster.address:
+        yield "cluster.address", "the address of a Ray cluster (auto, host:port or ray://host:port) with cluster=ray", cluster.address
+    if cluster.mode != "ray" and cluster.address:
+        yield "cluster.address", f"null, or cluster=ray instead of cluster={cluster.mode}", cluster.address
+    yield from _workers(cluster.workers)
+    if cluster.mode == "inprocess" and cluster.workers not in ("auto", 1, [1, 1]):
+        yield "cluster.workers", "1 with cluster=inprocess, which is one worker; several take cluster=local or ray", cluster.workers
+    yield from _auto_or_number("cluster.cpus_per_worker", cluster.cpus_per_worker)
+    gpus = cluster.gpus_per_worker
+    if gpus != "auto" and (isinstance(gpus, bool) or not isinstance(gpus, int | float) or gpus < 0 or (gpus > 1 and gpus % 1)):
+        yield "cluster.gpus_per_worker", "auto, a share of a GPU, or a whole number that is not negative", gpus
+
+
 def _choice(key: str, value: object, choices: tuple[object, ...]) -> Iterator[Problem]:
     if not any(value is choice or (value == choice and type(value) is type(choice)) for choice in choices):
         yield key, "one of " + ", ".join(str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in choices), value
@@ -201,6 +209,8 @@ def _at_least(key: str, value: object, least: int) -> Iterator[Problem]:
 
 
 def _multiple(key: str, value: object) -> Iterator[Problem]:
+    from longscan.kernels.segments import TILE
+
     if not _is_number(value, TILE) or not isinstance(value, int) or value % TILE:
         yield key, f"a positive multiple of {TILE}", value
 

@@ -1,4 +1,4 @@
-"""What a run would be: shards, tokens, memory and time, the last from a few steps of the model on this machine."""
+"""What a run would be: shards, tokens, memory and time, the last from a few steps of the model where workers run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from longscan.kernels.segments import TILE, Entry, Segments
-from longscan.pipeline.config import JobConfig
 from longscan.pipeline.model import Mamba2Geometry, load_model
 from longscan.pipeline.plan import Plan
 from longscan.pipeline.progress import clock_time, count, num_bytes
@@ -43,17 +42,16 @@ class Estimate:
                 f"memory      about {num_bytes(memory)} a worker: weights {num_bytes(self.weights_bytes)}, "
                 f"states {num_bytes(self.state_bytes)}, a step {num_bytes(self.step_bytes)}",
                 f"time        about {clock_time(seconds)} with {self.workers} worker{'s' * (self.workers > 1)} "
-                f"at {count(self.tokens_per_second)} tokens/s each, as a few steps on this machine went",
+                f"at {count(self.tokens_per_second)} tokens/s each, as a few steps went",
                 "nothing was written",
             )
         )
 
 
-def estimate(config: JobConfig, geometry: Mamba2Geometry, choice: Choice, sizes: Sizes, plan: Plan, workers: int) -> Estimate:
-    """Add up what is known, and time the model."""
+def estimate(geometry: Mamba2Geometry, choice: Choice, sizes: Sizes, plan: Plan, workers: int, speed: float) -> Estimate:
+    """Add up what is known. speed: tokens a second of one worker, as `measure_speed` gives it."""
     itemsize = torch.finfo(getattr(torch, choice.dtype)).bits // 8
-    rows = sizes.step_tokens
-    step = rows * (itemsize * (2 * geometry.projected + 2 * geometry.inner + geometry.channels) + 4 * geometry.d_model)
+    step = sizes.step_tokens * (itemsize * (2 * geometry.projected + 2 * geometry.inner + geometry.channels) + 4 * geometry.d_model)
     return Estimate(
         shards=len(plan.shards),
         rows=plan.num_rows,
@@ -61,16 +59,15 @@ def estimate(config: JobConfig, geometry: Mamba2Geometry, choice: Choice, sizes:
         weights_bytes=geometry.num_parameters * itemsize,
         state_bytes=(sizes.lanes + 1) * geometry.state_bytes(itemsize),
         step_bytes=step,
-        tokens_per_second=_probe(config, choice, sizes),
-        workers=workers,
+        tokens_per_second=speed,
+        workers=min(workers, len(plan.chains())),
     )
 
 
-def _probe(config: JobConfig, choice: Choice, sizes: Sizes) -> float:
-    """Tokens a second of the model alone, scores included where they are asked for."""
-    tokens = min(sizes.step_tokens, PROBE_TOKENS.get(choice.device, sizes.step_tokens)) // TILE * TILE
-    dtype = getattr(torch, choice.dtype)
-    model = load_model(choice.folder, dtype=dtype, device=choice.device, backend=choice.backend)
+def measure_speed(folder: str, choice: Choice, step_tokens: int, cores: int, scores: bool) -> float:
+    """Tokens a second of the model alone on this machine, with `cores` cores; with log-probabilities if `scores`."""
+    tokens = min(step_tokens, PROBE_TOKENS.get(choice.device, step_tokens)) // TILE * TILE
+    model = load_model(folder, dtype=getattr(torch, choice.dtype), device=choice.device, backend=choice.backend)
     ids_T = torch.arange(tokens, device=choice.device) % choice.vocab_size
     segments = Segments.pack([Entry(0, tokens, lane_out=0)], tokens // TILE, choice.device)
     state = model.new_state(1)
@@ -78,16 +75,21 @@ def _probe(config: JobConfig, choice: Choice, sizes: Sizes) -> float:
     def step() -> float:
         began = time.perf_counter()
         hidden_TD, _ = model.step(ids_T, segments, state)
-        if config.task.scores:
+        if scores:
             model.logprobs(hidden_TD, ids_T)
         if choice.device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - began
 
-    with torch.inference_mode():
-        step()
-        seconds, fastest = 0.0, float("inf")
-        while seconds < PROBE_S:
-            last = step()
-            seconds, fastest = seconds + last, min(fastest, last)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(min(cores, threads))
+    try:
+        with torch.inference_mode():
+            step()
+            seconds, fastest = 0.0, float("inf")
+            while seconds < PROBE_S:
+                last = step()
+                seconds, fastest = seconds + last, min(fastest, last)
+    finally:
+        torch.set_num_threads(threads)
     return tokens / fastest

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from longscan.kernels.segments import TILE
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.errors import ConfigError, ModelError
 from longscan.pipeline.model import Mamba2Geometry, model_hash
+from longscan.pipeline.pool import check_width
+from longscan.pipeline.schedule import check_sizes
 from longscan.pipeline.score import context_token
 from longscan.pipeline.tokenize import TextTokenizer, check_fits, load_tokenizer
 
@@ -32,6 +35,21 @@ STATE_SHARE = 0.25
 """Of the device's memory, for the tables of states."""
 MIN_CAPABILITY = (8, 0)
 """Of a GPU that cuTile compiles for: Ampere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What a worker computes on."""
+
+    kind: str
+    """`cuda` or `cpu`, as torch names them."""
+    name: str
+    num_bytes: int
+    """The device's whole memory; of a CPU, the machine's."""
+    capability: tuple[int, int] | None = None
+    """Of a GPU."""
+    has_tile: bool = False
+    """The package cuda-tile is installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +98,29 @@ def tokenizer_of(config: JobConfig, geometry: Mamba2Geometry, folder: str) -> Te
     """The tokenizer, checked to fit the model; None where documents bring token ids."""
     if config.input.tokens_column is not None:
         return None
-    own = config.model.tokenizer is None
-    tokenizer = load_tokenizer(folder if own else str(config.model.tokenizer), revision=None if own else config.model.revision)
+    tokenizer = load_tokenizer(config.model.tokenizer or folder)
     check_fits(tokenizer, geometry.vocab_size)
     return tokenizer
 
 
-def choose(config: JobConfig, folder: str, geometry: Mamba2Geometry, tokenizer: TextTokenizer | None) -> Choice:
-    """Settle everything that results depend on. Raises ConfigError where what is asked for cannot be had here."""
-    gpu = torch.cuda.is_available()
-    dtype = config.model.dtype if config.model.dtype != "auto" else "bfloat16" if gpu else "float32"
-    reason = _no_cutile(geometry, dtype)
+def look_at_device(use_gpu: bool) -> Device:
+    """What this process computes on. use_gpu: take the first GPU that it sees, where it sees one."""
+    if use_gpu and torch.cuda.is_available():
+        found = torch.cuda.get_device_properties(0)
+        has_tile = importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.tile") is not None
+        return Device("cuda", found.name, int(found.total_memory), torch.cuda.get_device_capability(0), has_tile)
+    return Device("cpu", platform.machine(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def choose(config: JobConfig, folder: str, geometry: Mamba2Geometry, tokenizer: TextTokenizer | None, device: Device) -> Choice:
+    """Settle everything that results depend on. Raises ConfigError or ModelError where what is asked for cannot be had there."""
+    dtype = config.model.dtype if config.model.dtype != "auto" else "bfloat16" if device.kind == "cuda" else "float32"
+    reason = _no_cutile(geometry, dtype, device)
     if config.engine.backend == "cutile" and reason:
         raise ConfigError(f"engine.backend=cutile: {reason}. Use engine.backend=auto, or torch, which runs anywhere")
     backend: Backend = "torch" if config.engine.backend == "torch" or reason else "cutile"
-    why = "as asked" if config.engine.backend != "auto" else reason or f"{torch.cuda.get_device_name()} runs it"
-    log.info("backend %s (%s), %s on %s", backend, why, dtype, "cuda" if gpu else "cpu")
+    why = "as asked" if config.engine.backend != "auto" else reason or f"{device.name} runs it"
+    log.info("backend %s (%s), %s on %s", backend, why, dtype, f"{device.kind}: {device.name}")
     if config.task.scores and not geometry.has_head:
         raise ModelError(
             f"model.path: task={config.task.name} needs a model with an output projection, and {folder} has none; use task=embed"
@@ -103,17 +128,20 @@ def choose(config: JobConfig, folder: str, geometry: Mamba2Geometry, tokenizer: 
     bos, eos = (geometry.bos_id, geometry.eos_id) if tokenizer is None else (tokenizer.bos_id, tokenizer.eos_id)
     add_bos = config.model.add_bos if config.model.add_bos != "auto" else tokenizer is not None and tokenizer.adds_bos
     context = context_token(config.task, add_bos=bool(add_bos), bos_id=bos, eos_id=eos)
-    return Choice(folder, "cuda" if gpu else "cpu", backend, dtype, context, geometry.vocab_size)
+    if config.model.append_eos and tokenizer is not None and tokenizer.eos_id is None:
+        raise ConfigError("model.append_eos: expected a tokenizer with an EOS token, found none; set model.append_eos=false")
+    if config.task.embeds:
+        check_width(config.task.embedding, geometry.d_model)
+    return Choice(folder, device.kind, backend, dtype, context, geometry.vocab_size)
 
 
-def _no_cutile(geometry: Mamba2Geometry, dtype: str) -> str | None:
-    """Why the CUDA Tile kernels cannot run here; None where they can."""
-    if not torch.cuda.is_available():
+def _no_cutile(geometry: Mamba2Geometry, dtype: str, device: Device) -> str | None:
+    """Why the CUDA Tile kernels cannot run there; None where they can."""
+    if device.kind != "cuda" or device.capability is None:
         return "there is no CUDA GPU that torch can use"
-    capability = torch.cuda.get_device_capability()
-    if capability < MIN_CAPABILITY:
-        return f"the GPU has compute capability {capability[0]}.{capability[1]}, CUDA Tile needs 8.0 or newer"
-    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.tile") is None:
+    if device.capability < MIN_CAPABILITY:
+        return f"the GPU has compute capability {device.capability[0]}.{device.capability[1]}, CUDA Tile needs 8.0 or newer"
+    if not device.has_tile:
         return "the package cuda-tile is not installed"
     if dtype == "float32":
         return "the kernels compute in bfloat16 and float16, and model.dtype is float32"
@@ -130,28 +158,24 @@ def _no_cutile(geometry: Mamba2Geometry, dtype: str) -> str | None:
     return None
 
 
-def choose_sizes(config: JobConfig, geometry: Mamba2Geometry, choice: Choice, estimated_tokens: int, workers: int) -> Sizes:
-    """Replace every "auto" among the sizes by a number: from the device's whole memory, the model and the configuration."""
+def choose_sizes(config: JobConfig, geometry: Mamba2Geometry, device: Device, estimated_tokens: int, workers: int) -> Sizes:
+    """Replace every "auto" among the sizes by a number: from the device's whole memory, the model and the configuration.
+
+    Raises ConfigError where they do not fit each other.
+    """
     engine = config.engine
     step = engine.step_tokens
     if step == "auto":
-        step = max(engine.segment_tokens, GPU_STEP_TOKENS if choice.device == "cuda" else CPU_STEP_TOKENS)
-        step = -(-step // TILE) * TILE
+        step = max(engine.segment_tokens, GPU_STEP_TOKENS if device.kind == "cuda" else CPU_STEP_TOKENS)
     lanes = engine.lanes
     if lanes == "auto":
-        lanes = max(1, min(MAX_LANES, int(STATE_SHARE * device_bytes(choice.device)) // geometry.state_bytes(4) - 1))
+        lanes = max(1, min(MAX_LANES, int(STATE_SHARE * device.num_bytes) // geometry.state_bytes(4) - 1))
     shard = config.output.shard_tokens
     if shard == "auto":
         # A few shards a worker, so that the last ones even out, and none so small that its files are all overhead.
         shard = min(1 << 26, max(1 << 20, estimated_tokens // (8 * workers)))
+    check_sizes(lanes=int(lanes), step_tokens=int(step), segment_tokens=engine.segment_tokens)
     return Sizes(int(lanes), int(step), int(shard))
-
-
-def device_bytes(device: str) -> int:
-    """The device's whole memory; on a CPU the machine's."""
-    if device == "cuda":
-        return int(torch.cuda.get_device_properties(0).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def model_facts(choice: Choice, tokenizer: TextTokenizer | None) -> Mapping[str, Any]:

@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
 from longscan.pipeline import cluster
 from longscan.pipeline.config import JobConfig, validate
-from longscan.pipeline.dryrun import Estimate, estimate
+from longscan.pipeline.dryrun import Estimate, estimate, measure_speed
+from longscan.pipeline.duplicates import find_duplicates
 from longscan.pipeline.errors import OutputError, Stopped, TooManyErrors
 from longscan.pipeline.find import find_files
 from longscan.pipeline.fingerprint import provenance, run_facts
-from longscan.pipeline.model import Mamba2Geometry, read_geometry
+from longscan.pipeline.model import Mamba2Geometry, check_weights, read_geometry
+from longscan.pipeline.nodes import Workers, size_workers
 from longscan.pipeline.output import RunFolder, open_output
-from longscan.pipeline.plan import make_plan
-from longscan.pipeline.progress import Progress
-from longscan.pipeline.resolve import Choice, Sizes, choose, choose_sizes, model_facts, model_folder, tokenizer_of
+from longscan.pipeline.plan import Plan, make_plan
+from longscan.pipeline.progress import Progress, count
+from longscan.pipeline.records import ShardReport
+from longscan.pipeline.resolve import Choice, Sizes, choose, choose_sizes, look_at_device, model_facts, model_folder, tokenizer_of
 from longscan.pipeline.scan import Scan, scan
 from longscan.pipeline.storage import locate
 from longscan.pipeline.worker import SHARDS_AT_ONCE, Chain, Job, Result, Worker
@@ -33,7 +37,6 @@ log = logging.getLogger(__name__)
 
 SMALL_TOKENS = 1 << 23
 """An input below this is run in this process, unless cluster says otherwise: Ray would take longer to start."""
-CORES_A_WORKER = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +47,9 @@ class Prepared:
     scan: Scan
     geometry: Mamba2Geometry
     choice: Choice
+    sizes: Sizes
     facts: Mapping[str, Any]
-    mode: str
-    workers: tuple[int, int]
-    """The least and the most at a time."""
-    cores: int
-    """Of a worker."""
+    workers: Workers
 
 
 def run(config: JobConfig) -> dict[str, Any] | Estimate:
@@ -62,11 +62,13 @@ def run(config: JobConfig) -> dict[str, Any] | Estimate:
     with cluster.joined(config):
         prepared = prepare(config)
         if config.dry_run:
-            sizes = _sizes(prepared, _tokens(prepared))
-            plan = make_plan(prepared.scan.files, shard_tokens=sizes.shard_tokens, limit=config.limit)
-            return estimate(config, prepared.geometry, prepared.choice, sizes, plan, prepared.workers[1])
+            return _dry_run(prepared)
         with open_output(config.output.path, prepared.facts, overwrite=config.output.overwrite) as output:
-            summary = output.summary() if output.finished else _work(prepared, output)
+            if output.finished:
+                log.info("%s: the run is complete already, nothing to do", output.place)
+                summary = output.summary()
+            else:
+                summary = _work(prepared, output)
     if summary["errors"] > config.max_errors:
         raise TooManyErrors(
             f"the run is complete, but {summary['errors']} rows failed, and max_errors={config.max_errors}; "
@@ -76,46 +78,56 @@ def run(config: JobConfig) -> dict[str, Any] | Estimate:
 
 
 def prepare(config: JobConfig) -> Prepared:
-    """Find the input and the model and settle what will run; nothing is written."""
+    """Find the input and the model and settle what will run; nothing is written. `config.cluster.mode` is no longer auto then."""
     check_passthrough(config.task, list(config.input.passthrough))
     output = locate(config.output.path, OutputError)
     scanned = scan(find_files(config.input.path, exclude=output), config.input)
     folder = model_folder(config.model.path, config.model.revision)
     geometry = read_geometry(folder)
+    check_weights(folder, geometry)
     tokenizer = tokenizer_of(config, geometry, folder)
-    tokens = sum(group.num_bytes for file in scanned.files for group in file.row_groups) // 4
-    mode = config.cluster.mode
-    gpus, cores = cluster.resources(config)
-    least, most = _workers(config, gpus, cores)
-    if mode == "auto":
-        mode = "inprocess" if most == 1 or tokens < SMALL_TOKENS else "local"
-        log.info("cluster %s: %s", mode, "one worker is enough here" if mode == "inprocess" else f"{most} workers")
-    if mode == "inprocess":
-        least = most = 1
-    choice = cluster.on_a_worker(config, choose, config, folder, geometry, tokenizer)
+    tokens = make_plan(scanned.files, shard_tokens=1 << 40, limit=config.limit).estimated_tokens
+    config, workers = _settle_cluster(config, tokens)
+    device = cluster.on_a_worker(config, workers.gpus, look_at_device, workers.gpus > 0)
+    choice = choose(config, folder, geometry, tokenizer, device)
     settled = replace(config, model=replace(config.model, dtype=choice.dtype, add_bos=choice.context_id is not None))
     versions = {"longscan": version("longscan")}
     facts = run_facts(settled, scanned.files, model=model_facts(choice, tokenizer), backend=choice.backend, versions=versions)
-    share = config.cluster.cpus_per_worker
-    return Prepared(
-        config, scanned, geometry, choice, facts, mode, (least, most), max(1, cores // most) if share == "auto" else max(1, int(share))
+    return Prepared(config, scanned, geometry, choice, choose_sizes(config, geometry, device, tokens, workers.most), facts, workers)
+
+
+def _settle_cluster(config: JobConfig, tokens: int) -> tuple[JobConfig, Workers]:
+    """Where to run: with cluster=auto in this process, unless the input and the machine are worth several."""
+    nodes = cluster.nodes_of(config)
+    if config.cluster.mode != "auto":
+        return config, size_workers(config.cluster, nodes)
+    spread = size_workers(config.cluster, nodes)
+    mode, why = "local", f"{spread.most} workers for about {count(tokens)} tokens"
+    if config.cluster.workers == "auto" and tokens < SMALL_TOKENS:
+        mode, why = "inprocess", f"about {count(tokens)} tokens are not worth the start of Ray"
+    elif spread.most == 1:
+        mode, why = "inprocess", "this machine has room for one worker" if config.cluster.workers == "auto" else "one worker, as asked"
+    log.info("cluster=%s: %s", mode, why)
+    config = replace(config, cluster=replace(config.cluster, mode=mode))
+    return config, size_workers(config.cluster, nodes)
+
+
+def _plan(prepared: Prepared) -> Plan:
+    return make_plan(
+        prepared.scan.files,
+        shard_tokens=prepared.sizes.shard_tokens,
+        limit=prepared.config.limit,
+        passthrough=prepared.scan.passthrough,
+        sizes=asdict(prepared.sizes),
     )
 
 
-def _workers(config: JobConfig, gpus: int, cores: int) -> tuple[int, int]:
-    wanted = config.cluster.workers
-    if isinstance(wanted, list):
-        return wanted[0], wanted[1]
-    number = wanted if wanted != "auto" else gpus or max(1, cores // CORES_A_WORKER)
-    return number, number
-
-
-def _tokens(prepared: Prepared) -> int:
-    return make_plan(prepared.scan.files, shard_tokens=1 << 40, limit=prepared.config.limit).estimated_tokens
-
-
-def _sizes(prepared: Prepared, tokens: int) -> Sizes:
-    return choose_sizes(prepared.config, prepared.geometry, prepared.choice, tokens, prepared.workers[1])
+def _dry_run(prepared: Prepared) -> Estimate:
+    config, choice, workers = prepared.config, prepared.choice, prepared.workers
+    folder = choice.folder if config.cluster.mode != "ray" else config.model.path
+    asked = (folder, choice, prepared.sizes.step_tokens, workers.cores, config.task.scores)
+    speed = cluster.on_a_worker(config, workers.gpus, measure_speed, *asked)
+    return estimate(prepared.geometry, choice, prepared.sizes, _plan(prepared), workers.most, speed)
 
 
 def _work(prepared: Prepared, output: RunFolder) -> dict[str, Any]:
@@ -123,56 +135,56 @@ def _work(prepared: Prepared, output: RunFolder) -> dict[str, Any]:
     config = prepared.config
     if output.started:
         plan = output.plan(prepared.scan.files)
-        sizes = Sizes(**plan.sizes)
     else:
-        sizes = _sizes(prepared, _tokens(prepared))
-        as_json = {"lanes": sizes.lanes, "step_tokens": sizes.step_tokens, "shard_tokens": sizes.shard_tokens}
-        plan = make_plan(
-            prepared.scan.files,
-            shard_tokens=sizes.shard_tokens,
-            limit=config.limit,
-            passthrough=prepared.scan.passthrough,
-            sizes=as_json,
-        )
+        plan = _plan(prepared)
         output.start(plan)
     done = output.reports()
     chains = [chain for chain in plan.chains() if any(shard.index not in done for shard in chain)]
-    left = {shard.index: shard for chain in chains for shard in chain if shard.index not in done}
+    job = Job(config, prepared.choice, Sizes(**plan.sizes), plan.passthrough, provenance(output.facts))
     log.info(
-        "%d documents in %d shards, about %d tokens; %d shards are done already",
+        "%d documents in %d shards, about %s tokens%s",
         plan.num_rows,
         len(plan.shards),
-        plan.estimated_tokens,
-        len(done),
+        count(plan.estimated_tokens),
+        f"; going on: {len(done)} shards are done already" if done else "",
     )
-    job = Job(config, prepared.choice, sizes, plan.passthrough, provenance(output.facts))
     began = time.monotonic()
-    failed: list[Result] = []
-    with Progress(sum(shard.estimated_tokens for shard in left.values()), len(left)) as progress:
-        if prepared.mode == "inprocess":
-            results = _in_process(job, prepared.cores, chains, progress)
-        else:
-            results = cluster.run_chains(job, prepared.workers, prepared.cores, chains, progress)
-        for result in results:
-            output.check()
-            if result.report is None:
-                failed.append(result)
-            elif result.index in left:
-                progress.add_shard(result.report, left[result.index].estimated_tokens)
+    failed = _run_shards(job, prepared.workers, chains, done, output)
     if failed:
         raise Stopped(
             f"{len(failed)} of {len(plan.shards)} shards failed, the first of them shard {failed[0].index}: {failed[0].error}\n"
             "What is done is kept; once the cause is gone, run the same command again to go on"
         )
-    return output.finish(plan, config.task, seconds=round(time.monotonic() - began, 3))
+    return output.finish(
+        plan, config.task, duplicate_ids=_warn_of_duplicates(config, output, plan), seconds=round(time.monotonic() - began, 3)
+    )
 
 
-def _in_process(job: Job, cores: int, chains: Sequence[Chain], progress: Progress) -> Iterator[Result]:
-    if not chains:
-        return
+def _run_shards(job: Job, workers: Workers, chains: Sequence[Chain], done: Mapping[int, ShardReport], output: RunFolder) -> list[Result]:
+    """Run the chains; returns the shards that failed."""
+    left = {shard.index: shard for chain in chains for shard in chain if shard.index not in done}
+    failed: list[Result] = []
+    if not left:
+        return failed
+    with Progress(sum(shard.estimated_tokens for shard in left.values()), len(left)) as progress:
+        start = _in_process if job.config.cluster.mode == "inprocess" else cluster.run_chains
+        # Closed, not left to the garbage collector: workers must have ended before the output is unlocked.
+        with closing(start(job, workers, chains, progress)) as results:
+            for result in results:
+                output.check()
+                if result.report is None:
+                    log.error("shard %d failed, the others go on: %s", result.index, result.error)
+                    failed.append(result)
+                elif result.index in left:
+                    progress.add_shard(result.report, left[result.index].estimated_tokens)
+    return failed
+
+
+def _in_process(job: Job, workers: Workers, chains: Sequence[Chain], progress: Progress) -> Generator[Result, None, None]:
+    # The worker is closed before the pool waits for its threads: they end because it is.
     with (
         ThreadPoolExecutor(SHARDS_AT_ONCE, thread_name_prefix="shard") as pool,
-        Worker(job, threads=cores, on_tokens=progress.add_tokens) as worker,
+        Worker(job, threads=workers.cores, on_tokens=progress.add_tokens) as worker,
     ):
         waiting = iter(chains)
         running: set[Future[list[Result]]] = set()
@@ -184,3 +196,15 @@ def _in_process(job: Job, cores: int, chains: Sequence[Chain], progress: Progres
             finished, running = wait(running, return_when=FIRST_COMPLETED)
             for future in finished:
                 yield from future.result()
+
+
+def _warn_of_duplicates(config: JobConfig, output: RunFolder, plan: Plan) -> int:
+    """How many documents share an earlier one's id; ids that longscan gives are unique."""
+    if config.input.id_column is None:
+        return 0
+    found = find_duplicates(output.place, plan)
+    if found.number:
+        log.warning(
+            "%d documents have an id that an earlier one has too, the first is %r; all are in the output", found.number, found.first
+        )
+    return found.number

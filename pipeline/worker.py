@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +13,13 @@ import pyarrow as pa
 import torch
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.engine import Engine
-from longscan.pipeline.errors import LongscanError, OutputError
+from longscan.pipeline.errors import ConfigError, LongscanError, OutputError
 from longscan.pipeline.journey import Tools, process_shard
 from longscan.pipeline.ledger import report_of
 from longscan.pipeline.model import load_model
 from longscan.pipeline.read import Reader
 from longscan.pipeline.records import Shard, ShardReport, has_windows
-from longscan.pipeline.resolve import Choice, Sizes
+from longscan.pipeline.resolve import Choice, Sizes, model_folder
 from longscan.pipeline.storage import locate
 from longscan.pipeline.tokenize import DocumentTokenizer, load_tokenizer
 from longscan.pipeline.write import Writer
@@ -59,30 +60,21 @@ class Worker:
     """Tools for one run on one device. As a context: everything is closed when it is left."""
 
     def __init__(self, job: Job, *, threads: int, on_tokens: Callable[[int], None] | None = None) -> None:
-        """threads: cores for tokenization."""
+        """threads: cores for tokenization.
+
+        Raises ConfigError where the device's memory does not hold the model and the states.
+        """
         config, choice, sizes = job.config, job.choice, job.sizes
-        own = config.model.tokenizer is None
-        tokenizer = None
-        if config.input.tokens_column is None:
-            path = choice.folder if own else str(config.model.tokenizer)
-            tokenizer = load_tokenizer(path, revision=None if own else config.model.revision)
-        gpu = choice.device == "cuda"
-        row_block = sizes.step_tokens if gpu else None
-        model = load_model(
-            choice.folder, dtype=getattr(torch, choice.dtype), device=choice.device, backend=choice.backend, row_block=row_block
-        )
-        self.output = locate(config.output.path, OutputError)
+        folder = model_folder(config.model.path, config.model.revision)  # on this machine, which may not be the driver's
+        tokenizer = None if config.input.tokens_column is not None else load_tokenizer(config.model.tokenizer or folder)
+        row_block = sizes.step_tokens if choice.device == "cuda" else None
         self._stopped = threading.Event()
-        self.tools = Tools(
-            reader=Reader(config.input, job.passthrough),
-            tokenizer=DocumentTokenizer(
-                tokenizer,
-                vocab_size=choice.vocab_size,
-                workers=threads,
-                with_offsets=has_windows(config.task),
-                append_eos=config.model.append_eos,
-            ),
-            engine=Engine(
+        self.output = locate(config.output.path, OutputError)
+        with _fitting(choice, sizes):
+            model = load_model(
+                folder, dtype=getattr(torch, choice.dtype), device=choice.device, backend=choice.backend, row_block=row_block
+            )
+            engine = Engine(
                 model,
                 config.task,
                 lanes=sizes.lanes,
@@ -93,7 +85,17 @@ class Worker:
                 context_id=choice.context_id,
                 vocab_size=choice.vocab_size,
                 on_tokens=on_tokens,
+            )
+        self.tools = Tools(
+            reader=Reader(config.input, job.passthrough),
+            tokenizer=DocumentTokenizer(
+                tokenizer,
+                vocab_size=choice.vocab_size,
+                workers=threads,
+                with_offsets=has_windows(config.task),
+                append_eos=config.model.append_eos,
             ),
+            engine=engine,
             writer=Writer(self.output, config.task, model.width, job.passthrough, job.provenance),
         )
 
@@ -112,12 +114,10 @@ class Worker:
 
     def run_shard(self, shard: Shard) -> Result:
         """Send one shard on its journey, unless it is committed already; try again what may pass. Never raises for its sake."""
-        done = report_of(self.output, shard.index)
-        if done is not None:
-            return Result(shard.index, done)
         for left in reversed(range(TRIES)):
             try:
-                return Result(shard.index, process_shard(shard, self.tools))
+                done = report_of(self.output, shard.index)
+                return Result(shard.index, process_shard(shard, self.tools) if done is None else done)
             except (LongscanError, OSError) as error:
                 message = f"{type(error).__name__}: {error}"
                 if not left or self._stopped.is_set() or self._stopped.wait(TRIES - left):
@@ -132,3 +132,18 @@ class Worker:
     def run_chain(self, chain: Chain) -> list[Result]:
         """Shards that read on in one row group, one after the other."""
         return [self.run_shard(shard) for shard in chain]
+
+
+@contextmanager
+def _fitting(choice: Choice, sizes: Sizes) -> Iterator[None]:
+    """Turns what torch says of memory that is not there into a ConfigError."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate" not in reason:
+            raise
+        raise ConfigError(
+            f"the model in {choice.dtype} with {sizes.lanes} lanes of state and steps of {sizes.step_tokens} tokens does not fit into "
+            f"the memory of this {choice.device}: {reason}. Set engine.lanes or engine.step_tokens lower, and output.overwrite=true"
+        ) from error

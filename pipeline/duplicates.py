@@ -1,0 +1,59 @@
+"""Ids that documents share. Allowed, since an input may hold a document twice, but a join by id would multiply their rows."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+
+import pyarrow.parquet as pq
+from longscan.pipeline.plan import Plan
+from longscan.pipeline.records import Shard
+from longscan.pipeline.storage import Location
+
+TABLE_SLOTS = 1 << 22
+"""8 bytes each. With more ids than this some duplicates go unseen, and no id is ever taken for another's."""
+PARTS_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicates:
+    number: int
+    """Documents whose id an earlier one has, as far as seen."""
+    first: str | None
+    """The first such id."""
+
+
+def find_duplicates(output: Location, plan: Plan) -> Duplicates:
+    """Look through the ids of a run whose shards are all committed."""
+    return count_duplicates(_ids(output, plan))
+
+
+def count_duplicates(ids: Iterable[str], slots: int = TABLE_SLOTS) -> Duplicates:
+    """Duplicates among `ids`, in memory that does not grow with them: an id's hash stays until another one takes its slot."""
+    seen = array("q", bytes(8 * slots))
+    number, first = 0, None
+    for doc_id in ids:
+        found = hash(doc_id) or 1  # 0 is an empty slot
+        slot = found % slots
+        if seen[slot] == found:
+            number += 1
+            first = doc_id if first is None else first
+        seen[slot] = found
+    return Duplicates(number, first)
+
+
+def _ids(output: Location, plan: Plan) -> Iterator[str]:
+    def read(shard: Shard) -> list[str]:
+        place = output / "documents" / shard.part_name
+        with place.fs.open(place.path, "rb") as file:
+            ids: list[str] = pq.read_table(file, columns=["doc_id"]).column(0).to_pylist()
+        return ids
+
+    shards = iter(plan.shards)
+    with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
+        while some := list(islice(shards, PARTS_AT_ONCE)):
+            for ids in pool.map(read, some):
+                yield from ids

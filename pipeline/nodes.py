@@ -1,0 +1,81 @@
+"""What there is to run on, and how many workers of which size it takes. Pure, but for a look at this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from longscan.pipeline.config import ClusterConfig
+from longscan.pipeline.errors import ConfigError
+
+CORES_A_WORKER = 4
+"""Where there are no GPUs: products of one step gain little from more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine that workers can run on."""
+
+    gpus: float
+    cores: float
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The pool that a run asks for."""
+
+    least: int
+    most: int
+    cores: int
+    """Of a worker."""
+    gpus: float
+    """Of a worker: 0 runs it on the CPU."""
+
+
+def cores_here() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def size_workers(cluster: ClusterConfig, nodes: Sequence[Node]) -> Workers:
+    """Workers for these machines, "auto" replaced by what fills them: one a GPU, else one for every few cores.
+
+    In this process there is one. Raises ConfigError where one worker is larger than any machine, except on a cluster, which may
+    still grow.
+    """
+    has_gpu = any(node.gpus for node in nodes)
+    gpus = float(has_gpu) if cluster.gpus_per_worker == "auto" else float(cluster.gpus_per_worker)
+    most_cores = max(int(max(node.cores for node in nodes)), 1)
+    if cluster.mode == "inprocess":
+        cores = most_cores if cluster.cpus_per_worker == "auto" else cluster.cpus_per_worker
+        workers = Workers(1, 1, cores, gpus)
+    else:
+        cores = _cores(cluster, nodes, gpus) if cluster.cpus_per_worker == "auto" else cluster.cpus_per_worker
+        number = cluster.workers if cluster.workers != "auto" else max(1, sum(_fit(node, cores, gpus) for node in nodes))
+        least, most = number if isinstance(number, list) else (number, number)
+        workers = Workers(least, most, cores, gpus)
+    if cluster.mode != "ray":
+        for key, asked, there in (
+            ("cpus_per_worker", cores, most_cores),
+            ("gpus_per_worker", gpus, max(node.gpus for node in nodes)),
+        ):
+            if asked > there:
+                raise ConfigError(f"cluster.{key}: expected at most {there:g}, which this machine has, got {asked:g}")
+    return workers
+
+
+def _cores(cluster: ClusterConfig, nodes: Sequence[Node], gpus: float) -> int:
+    """Cores of a worker so that every machine holds as many workers as it can."""
+    if cluster.workers != "auto":
+        most = cluster.workers[1] if isinstance(cluster.workers, list) else cluster.workers
+        share = int(sum(node.cores for node in nodes)) // most
+        return max(1, min(share, int(max(node.cores for node in nodes))))
+    if gpus:
+        return max(1, min(int(node.cores * gpus / node.gpus) for node in nodes if node.gpus) if any(n.gpus for n in nodes) else 1)
+    return max(1, min(CORES_A_WORKER, int(max(node.cores for node in nodes))))
+
+
+def _fit(node: Node, cores: int, gpus: float) -> int:
+    by_cores = int(node.cores) // cores
+    return min(by_cores, int(node.gpus / gpus)) if gpus else by_cores
