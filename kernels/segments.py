@@ -68,6 +68,9 @@ class Segments:
     lane_out: torch.Tensor
     tile_entry: torch.Tensor
     """[num_tiles]: the entry that a tile belongs to, -1 where it belongs to none."""
+    span_tiles: int | None = None
+    """Tiles of a span, counted from the document's start, at whose borders the SSD's states are made at once on a GPU, from spans
+    that run side by side; None: a document's state goes from tile to tile. The two differ in the last bits: a run keeps to one."""
     derived: dict[Any, Any] = field(default_factory=dict, repr=False)
     """What operators worked out from the entries, by a key of theirs: worked out once a step, not once a layer."""
 
@@ -79,6 +82,7 @@ class Segments:
         device: torch.device | str = "cpu",
         *,
         slots: int | None = None,
+        span_tiles: int | None = None,
     ) -> Segments:
         """Check `entries` and lay them out for `device`.
 
@@ -88,6 +92,8 @@ class Segments:
         """
         _check(entries, num_tiles)
         count = len(entries) if slots is None else slots
+        if span_tiles is not None and span_tiles < 1:
+            raise ValueError(f"span_tiles: expected at least 1, got {span_tiles}")
         if count < len(entries):
             raise ValueError(f"slots: expected at least {len(entries)} (the entries), got {count}")
         rows = [(entry.first_tile, entry.num_tokens, entry.position // TILE, entry.lane_in, entry.lane_out) for entry in entries]
@@ -104,7 +110,8 @@ class Segments:
         # From pinned memory: a plain copy would make the host wait for all that the device has queued.
         on_device = on_host.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else on_host.to(device)
         first_tile, num_tokens, position_tile, lane_in, lane_out = on_device[: 5 * stride].view(5, stride)[:, :count].unbind(0)
-        return cls(tuple(entries), num_tiles, first_tile, num_tokens, position_tile, lane_in, lane_out, on_device[5 * stride :])
+        arrays = (first_tile, num_tokens, position_tile, lane_in, lane_out, on_device[5 * stride :])
+        return cls(tuple(entries), num_tiles, *arrays, span_tiles=span_tiles)
 
     @property
     def num_rows(self) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 import cuda.tile as ct
 import torch
 from longscan.kernels.segments import TILE, Entry, Segments
+from longscan.kernels.ssd.spans import Spans, cut
 
 CI = ct.Constant[int]
 CB = ct.Constant[bool]
@@ -31,32 +32,25 @@ NEVER = 1.0e30
 """s_j of a row of padding, or of a time step of zero: 2^(a_i - s_j) is 0."""
 HIGHEST_EXPONENT = 64.0
 """Bound of a_i - s_j, which is log2(dt_j) at most where it counts: above the diagonal, where products are 0, the power stays finite."""
-LATENCY = 8
-"""Hint of the scan's loads: far ahead of their use."""
+DECAY, SOURCE, LEFT, SHARE = range(4)
+"""Rows of a tile's vectors: a, s, 2^a and 2^(a_last - s)."""
+VECTORS = 4
+LATENCY = 1
+"""Hint of the loads in loops over tiles; without one, or with a middling one, the compiler buffers some of them badly."""
 DTYPES = (torch.bfloat16, torch.float16)
+ROWS = 16
+"""Rows of a state that a block of `span_starts` passes on."""
 WIDTHS = (32, 64, 128)
 STATE_SIZES = (16, 64, 128, 256)
 
 
-@ct.kernel(occupancy=4)
+@ct.kernel(occupancy=8)
 def time_steps(  # type: ignore[no-untyped-def]
-    dt_TH,
-    bias_H,
-    A_H,
-    decay_HT,
-    source_HT,
-    left_HT,
-    share_HT,
-    tile_entry,
-    first_tile,
-    num_tokens,
-    low: float,
-    high: float,
-    BLOCK: CI,
+    dt_TH, bias_H, A_H, vectors_HAVQ, tile_entry, first_tile, num_tokens, low: float, high: float, BLOCK: CI
 ):
-    """dt = clamp(softplus(raw + bias), low, high), 0 on rows of padding; then decay = a, source = s, left = 2^a, share = 2^(a_last - s).
+    """dt = clamp(softplus(raw + bias), low, high), 0 on rows of padding; then four vectors of each tile: a, s, 2^a, 2^(a_last - s).
 
-    dt_TH: any float; bias_H, A_H: fp32; decay_HT, source_HT, left_HT, share_HT: fp32, not written in tiles of no entry.
+    dt_TH: any float; bias_H, A_H: fp32; vectors_HAVQ: [H, T / 64, 4, 64] fp32, not written in tiles of no entry.
     Grid: (T / 64, H / BLOCK), all in parallel.
     """
     tile = ct.bid(0)
@@ -64,22 +58,21 @@ def time_steps(  # type: ignore[no-untyped-def]
     entry = ct.load(tile_entry, (tile,), (1,)).item()
     if entry >= 0:
         count = ct.load(num_tokens, (entry,), (1,)).item() - (tile - ct.load(first_tile, (entry,), (1,)).item()) * TILE
-        raw = ct.load(dt_TH, (tile, h), (TILE, BLOCK), allow_tma=False).astype(ct.float32)
-        raw = raw + ct.load(bias_H, (h,), (BLOCK,), allow_tma=False).reshape((1, BLOCK))
+        raw = ct.transpose(ct.load(dt_TH, (tile, h), (TILE, BLOCK), allow_tma=False)).astype(ct.float32)
+        raw = raw + ct.load(bias_H, (h,), (BLOCK,), allow_tma=False).reshape((BLOCK, 1))
         # log(1 + e), exact where 1 + e rounds: a small time step keeps its relative precision.
         e = ct.exp2(ct.abs(raw) * -LOG2_E)
         one_and_e = 1.0 + e
-        log1p = ct.where(one_and_e > 1.0, ct.log(one_and_e) * (e / (one_and_e - 1.0)), e)
+        rounding = ct.truediv(e, one_and_e - 1.0, rounding_mode=ct.RoundingMode.APPROX)
+        log1p = ct.where(one_and_e > 1.0, ct.log(one_and_e) * rounding, e)
         dt = ct.minimum(ct.maximum(ct.maximum(raw, 0.0) + log1p, low), high)
-        row = ct.arange(TILE, dtype=ct.int32).reshape((TILE, 1))
-        dt = ct.where(row < count, dt, 0.0)
-        decay = ct.cumsum(dt * (ct.load(A_H, (h,), (BLOCK,), allow_tma=False).reshape((1, BLOCK)) * LOG2_E), 0)
+        dt = ct.where(ct.arange(TILE, dtype=ct.int32).reshape((1, TILE)) < count, dt, 0.0)
+        decay = ct.cumsum(dt * (ct.load(A_H, (h,), (BLOCK,), allow_tma=False).reshape((BLOCK, 1)) * LOG2_E), 1)
         source = ct.where(dt > 0.0, decay - ct.log2(dt), NEVER)
-        share = ct.exp2(ct.extract(decay, (TILE - 1, 0), (1, BLOCK)) - source, flush_to_zero=True)
-        ct.store(decay_HT, (h, tile), ct.transpose(decay), allow_tma=False)
-        ct.store(source_HT, (h, tile), ct.transpose(source), allow_tma=False)
-        ct.store(left_HT, (h, tile), ct.transpose(ct.exp2(decay, flush_to_zero=True)), allow_tma=False)
-        ct.store(share_HT, (h, tile), ct.transpose(share), allow_tma=False)
+        share = ct.exp2(ct.extract(decay, (0, TILE - 1), (BLOCK, 1)) - source, flush_to_zero=True)
+        left = ct.exp2(decay, flush_to_zero=True)
+        for v, vector in ct.static_iter(((DECAY, decay), (SOURCE, source), (LEFT, left), (SHARE, share))):
+            ct.store(vectors_HAVQ, (h, tile, v, 0), vector.reshape((BLOCK, 1, 1, TILE)), allow_tma=False)
 
 
 @ct.kernel(occupancy=2)
@@ -105,16 +98,17 @@ def products(B_TX, C_TX, cb_RQ, y_TI, tile_entry, HEADS: CI, N: CI, P: CI):  # t
 
 
 def _tile(  # type: ignore[no-untyped-def]
-    tile, h, state_PN, b_QN, c_QN, D, x_TI, z_TI, cb_RQ, decay_HT, source_HT, left_HT, share_HT, y_TI, G_HEADS, P, GATE
+    tile, h, state_PN, b_QN, c_QN, D, x_TI, z_TI, cb_RQ, vectors_RQ, y_TI, G_HEADS, P, GATE
 ):
     """One head's outputs of one tile, and its state after it."""
+    tiles = ct.num_tiles(x_TI, 0, (TILE, P))
     # Each head reads cb by an index of its own: read once for two heads, it would be converted by one warp group for both.
-    row = h // G_HEADS * ct.num_tiles(x_TI, 0, (TILE, P)) + tile
-    cb_QQ = ct.load(cb_RQ, (row, 0), (TILE, TILE), latency=LATENCY).astype(ct.float32)
-    decay_1Q = ct.load(decay_HT, (h, tile), (1, TILE))
-    source_1Q = ct.load(source_HT, (h, tile), (1, TILE))
-    left_1Q = ct.load(left_HT, (h, tile), (1, TILE))
-    share_1Q = ct.load(share_HT, (h, tile), (1, TILE))
+    cb_QQ = ct.load(cb_RQ, (h // G_HEADS * tiles + tile, 0), (TILE, TILE), latency=LATENCY).astype(ct.float32)
+    vectors = ct.load(vectors_RQ, (h * tiles + tile, 0), (VECTORS, TILE), latency=LATENCY)
+    decay_1Q = ct.extract(vectors, (DECAY, 0), (1, TILE))
+    source_1Q = ct.extract(vectors, (SOURCE, 0), (1, TILE))
+    left_1Q = ct.extract(vectors, (LEFT, 0), (1, TILE))
+    share_1Q = ct.extract(vectors, (SHARE, 0), (1, TILE))
     x_PQ = ct.transpose(ct.load(x_TI, (tile, h), (TILE, P), latency=LATENCY))
     exponent_QQ = ct.minimum(decay_1Q.reshape((TILE, 1)) - source_1Q, HIGHEST_EXPONENT)
     weight_QQ = (cb_QQ * ct.exp2(exponent_QQ, flush_to_zero=True)).astype(x_TI.dtype)
@@ -122,7 +116,7 @@ def _tile(  # type: ignore[no-untyped-def]
     y_PQ = ct.mma(x_PQ, ct.transpose(weight_QQ), y_PQ * left_1Q)
     wide_PQ = x_PQ.astype(ct.float32)
     written_PQ = (wide_PQ * share_1Q).astype(x_TI.dtype)
-    state_PN = ct.mma(written_PQ, b_QN, state_PN * ct.extract(left_1Q, (0, TILE - 1), (1, 1)))
+    state_PN = ct.mma(written_PQ, b_QN, state_PN * ct.extract(vectors, (LEFT, TILE - 1), (1, 1)))
     y_PQ = y_PQ + D * wide_PQ
     if GATE:
         z_PQ = ct.transpose(ct.load(z_TI, (tile, h), (TILE, P), latency=LATENCY)).astype(ct.float32)
@@ -139,10 +133,7 @@ def scan(  # type: ignore[no-untyped-def]
     C_TX,
     z_TI,
     cb_RQ,
-    decay_HT,
-    source_HT,
-    left_HT,
-    share_HT,
+    vectors_RQ,
     D_H,
     ssm_RP,
     y_TI,
@@ -160,7 +151,7 @@ def scan(  # type: ignore[no-untyped-def]
     """The recurrence over one entry for HEADS heads of a group, which share the reads of B and C.
 
     x_TI, z_TI: [T, H P]; B_TX, C_TX: [T, G N]; cb_RQ: as `products` leaves it; all bf16 or fp16; y_TI: [T, H P], theirs.
-    decay_HT, source_HT, left_HT, share_HT: as `time_steps` leaves them; D_H: fp32.
+    vectors_RQ: [H T / 16, 64], as `time_steps` leaves them; D_H: fp32.
     ssm_RP: [S H N, P] fp32, the table of states, read at lane_in and written at lane_out, in place.
     Grid: (H / HEADS, E), all in parallel; the tiles of an entry are serial. An entry of no tokens has no lanes and does nothing.
     """
@@ -175,7 +166,8 @@ def scan(  # type: ignore[no-untyped-def]
     for k in ct.static_iter(range(HEADS)):
         state_PN = ct.zeros((P, N), dtype=ct.float32)
         if source >= 0:
-            state_PN = ct.transpose(ct.load(ssm_RP, (source * H + first_head + k, 0), (N, P)))
+            # Without TMA: its staging would take the shared memory that lets the loop's loads run ahead.
+            state_PN = ct.transpose(ct.load(ssm_RP, (source * H + first_head + k, 0), (N, P), allow_tma=False))
         states += (state_PN,)
         skips += (ct.load(D_H, (first_head + k,), (1,)).reshape((1, 1)),)
     for tile in range(first, first + tiles):
@@ -183,14 +175,71 @@ def scan(  # type: ignore[no-untyped-def]
         c_QN = ct.load(C_TX, (tile, first_head // G_HEADS), (TILE, N), latency=LATENCY)
         after = ()
         for k in ct.static_iter(range(HEADS)):
-            vectors = (decay_HT, source_HT, left_HT, share_HT)
-            arrays = (x_TI, z_TI, cb_RQ)
-            state_PN = _tile(tile, first_head + k, states[k], b_QN, c_QN, skips[k], *arrays, *vectors, y_TI, G_HEADS, P, GATE)
-            after += (state_PN,)
+            arrays = (x_TI, z_TI, cb_RQ, vectors_RQ, y_TI)
+            after += (_tile(tile, first_head + k, states[k], b_QN, c_QN, skips[k], *arrays, G_HEADS, P, GATE),)
         states = after
     if kept >= 0:
         for k in ct.static_iter(range(HEADS)):
-            ct.store(ssm_RP, (kept * H + first_head + k, 0), ct.transpose(states[k]))
+            ct.store(ssm_RP, (kept * H + first_head + k, 0), ct.transpose(states[k]), allow_tma=False)
+
+
+@ct.kernel(occupancy=2)
+def span_ends(  # type: ignore[no-untyped-def]
+    x_TI, B_TX, vectors_RQ, state_RP, left_KH, first_tile, wanted, H: CI, G_HEADS: CI, N: CI, P: CI
+):
+    """What one span's tokens leave in the state at its end, and how much of the state before it is left there, for one head.
+
+    x_TI, B_TX, vectors_RQ: as in `scan`; state_RP: [K H N, P] fp32; left_KH: fp32; wanted: tokens, 0 where nobody needs the end.
+    Grid: (H, K), all in parallel; the tiles of a span are serial.
+    """
+    h = ct.bid(0)
+    span = ct.bid(1)
+    first = ct.load(first_tile, (span,), (1,)).item()
+    tiles = (ct.load(wanted, (span,), (1,)).item() + (TILE - 1)) // TILE
+    if tiles > 0:
+        state_PN = ct.zeros((P, N), dtype=ct.float32)
+        decay = ct.zeros((1, 1), dtype=ct.float32)
+        for tile in range(first, first + tiles):
+            vectors = ct.load(vectors_RQ, (h * ct.num_tiles(x_TI, 0, (TILE, P)) + tile, 0), (VECTORS, TILE), latency=LATENCY)
+            x_PQ = ct.transpose(ct.load(x_TI, (tile, h), (TILE, P), latency=LATENCY))
+            b_QN = ct.load(B_TX, (tile, h // G_HEADS), (TILE, N), latency=LATENCY)
+            written_PQ = (x_PQ.astype(ct.float32) * ct.extract(vectors, (SHARE, 0), (1, TILE))).astype(x_TI.dtype)
+            state_PN = ct.mma(written_PQ, b_QN, state_PN * ct.extract(vectors, (LEFT, TILE - 1), (1, 1)))
+            decay = decay + ct.extract(vectors, (DECAY, TILE - 1), (1, 1))
+        ct.store(state_RP, (span * H + h, 0), ct.transpose(state_PN), allow_tma=False)
+        ct.store(left_KH, (span, h), ct.exp2(decay, flush_to_zero=True), allow_tma=False)
+
+
+@ct.kernel(occupancy=8)
+def span_starts(  # type: ignore[no-untyped-def]
+    state_RP, left_KH, ssm_RP, first_span, num_spans, wanted, lane_in, lane_out, H: CI, N: CI, P: CI, ROWS: CI
+):
+    """Pass the state of one entry from span to span: start := S, then S := left S + end.
+
+    state_RP: [K H N, P] fp32: ends of spans, which starts take the place of; left_KH: as `span_ends` leaves it.
+    ssm_RP: [S H N, P] fp32, the table of states, read at lane_in and written at lane_out, in place.
+    wanted: [K], 0 where nobody needs a span's end.
+    Grid: (H N / ROWS, E), all in parallel; the spans of an entry are serial.
+    """
+    block = ct.bid(0)
+    entry = ct.bid(1)
+    blocks = H * (N // ROWS)
+    first = ct.load(first_span, (entry,), (1,)).item()
+    source = ct.load(lane_in, (entry,), (1,)).item()
+    kept = ct.load(lane_out, (entry,), (1,)).item()
+    state = ct.zeros((ROWS, P), dtype=ct.float32)
+    if source >= 0:
+        state = ct.load(ssm_RP, (source * blocks + block, 0), (ROWS, P), allow_tma=False)
+    for span in range(first, first + ct.load(num_spans, (entry,), (1,)).item()):
+        end = ct.zeros((ROWS, P), dtype=ct.float32)
+        left = ct.zeros((1, 1), dtype=ct.float32)
+        if ct.load(wanted, (span,), (1,)).item() > 0:
+            end = ct.load(state_RP, (span * blocks + block, 0), (ROWS, P), allow_tma=False)
+            left = ct.load(left_KH, (span, block // (N // ROWS)), (1, 1), allow_tma=False)
+        ct.store(state_RP, (span * blocks + block, 0), state, allow_tma=False)
+        state = left * state + end
+    if kept >= 0:
+        ct.store(ssm_RP, (kept * blocks + block, 0), state, allow_tma=False)
 
 
 def ssd(
@@ -213,39 +262,65 @@ def ssd(
     """
     (T, H, P), (_, G, N) = x_THP.shape, B_TGN.shape
     _check(x_THP, B_TGN, C_TGN, z_THP, ssm_SHNP)
-    device, s = x_THP.device, segments
+    device, s, stream = x_THP.device, segments, torch.cuda.current_stream()
     nothing_H = torch.zeros(H, dtype=torch.float32, device=device)
     x_TI, B_TX, C_TX = x_THP.flatten(1), B_TGN.flatten(1), C_TGN.flatten(1)
     z_TI = x_TI if z_THP is None else z_THP.flatten(1)
     y_TI = torch.empty((T, H * P), dtype=x_THP.dtype, device=device)
-    exponents = tuple(torch.empty((H, T), dtype=torch.float32, device=device) for _ in range(4))
+    vectors_HAVQ = torch.empty((H, s.num_tiles, VECTORS, TILE), dtype=torch.float32, device=device)
     cb_RQ = torch.empty((G * T, TILE), dtype=x_THP.dtype, device=device)
-    stream = torch.cuda.current_stream()
     if s.num_tiles:
         raw = (dt_TH, nothing_H if dt_bias_H is None else dt_bias_H, A_H)
-        arguments = (*raw, *exponents, s.tile_entry, s.first_tile, s.num_tokens, *dt_limit, HEADS_A_BLOCK)
+        arguments = (*raw, vectors_HAVQ, s.tile_entry, s.first_tile, s.num_tokens, *dt_limit, HEADS_A_BLOCK)
         ct.launch(stream, (s.num_tiles, -(-H // HEADS_A_BLOCK)), time_steps, arguments)
         ct.launch(stream, (s.num_tiles, G), products, (B_TX, C_TX, cb_RQ, y_TI, s.tile_entry, H // G, N, P))
     if s.num_tokens.numel():
-        heads = _heads(H // G, P, N)
-        inputs = (x_TI, B_TX, C_TX, z_TI, cb_RQ, *exponents, nothing_H if D_H is None else D_H)
+        vectors_RQ, ssm_RP = vectors_HAVQ.view(-1, TILE), ssm_SHNP.view(-1, P)
         lanes = (s.first_tile, s.num_tokens, s.lane_in, s.lane_out)
-        arguments = (*inputs, ssm_SHNP.view(-1, P), y_TI, *lanes, H, H // G, heads, N, P, z_THP is not None)
-        ct.launch(stream, (H // heads, s.num_tokens.numel()), _scan(heads, P), arguments)
+        heads = _heads(H // G, P, N)
+        table_RP = ssm_RP
+        if s.span_tiles is not None:
+            spans = cut(s)
+            table_RP = _start_spans(spans, segments, x_TI, B_TX, vectors_RQ, ssm_RP, (H, H // G, N, P))
+            lanes = (spans.first_tile, spans.num_tokens, spans.slot, spans.none)
+        inputs = (x_TI, B_TX, C_TX, z_TI, cb_RQ, vectors_RQ, nothing_H if D_H is None else D_H)
+        arguments = (*inputs, table_RP, y_TI, *lanes, H, H // G, heads, N, P, z_THP is not None)
+        ct.launch(stream, (H // heads, lanes[0].numel()), _hinted(scan, heads, P), arguments)
     return y_TI.view(T, H, P), ssm_SHNP
 
 
+def _start_spans(
+    spans: Spans,
+    segments: Segments,
+    x_TI: torch.Tensor,
+    B_TX: torch.Tensor,
+    vectors_RQ: torch.Tensor,
+    ssm_RP: torch.Tensor,
+    sizes: tuple[int, int, int, int],
+) -> torch.Tensor:
+    """The table [K H N, P] of states before each span; final states of entries go to ssm_RP."""
+    H, G_HEADS, N, P = sizes
+    K, s, stream = spans.first_tile.numel(), segments, torch.cuda.current_stream()
+    state_RP = torch.empty((K * H * N, P), dtype=torch.float32, device=x_TI.device)
+    left_KH = torch.empty((K, H), dtype=torch.float32, device=x_TI.device)
+    arguments = (x_TI, B_TX, vectors_RQ, state_RP, left_KH, spans.first_tile, spans.wanted, H, G_HEADS, N, P)
+    ct.launch(stream, (H, K), span_ends, arguments)
+    lanes = (spans.first_span, spans.num_spans, spans.wanted, s.lane_in, s.lane_out)
+    ct.launch(stream, (H * N // ROWS, s.num_tokens.numel()), span_starts, (state_RP, left_KH, ssm_RP, *lanes, H, N, P, ROWS))
+    return state_RP
+
+
 def _heads(group: int, P: int, N: int) -> int:
-    """Heads of a block of `scan`, each with a warp group of its own: two where their states fit the registers."""
+    """Heads of a block, each with a warp group of its own: two where their states fit the registers."""
     return 2 if group % 2 == 0 and P * N <= 64 * 128 else 1
 
 
 @functools.cache
-def _scan(heads: int, P: int) -> Any:
-    """`scan` with the hints that fit: two blocks on an SM, or one whose two heads, or whose wide head, take it whole."""
+def _hinted(kernel: Any, heads: int, P: int) -> Any:
+    """`kernel` with the hints that fit: two blocks on an SM, or one whose two heads, or whose wide head, take it whole."""
     if heads == 2:
-        return scan
-    return scan.replace_hints(num_worker_warps=8) if P == 128 else scan.replace_hints(occupancy=2)
+        return kernel
+    return kernel.replace_hints(num_worker_warps=8) if P == 128 else kernel.replace_hints(occupancy=2)
 
 
 def _check(x_THP: torch.Tensor, B_TGN: torch.Tensor, C_TGN: torch.Tensor, z_THP: torch.Tensor | None, ssm_SHNP: torch.Tensor) -> None:

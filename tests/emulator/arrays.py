@@ -14,52 +14,63 @@ import torch
 from emulator.tiles import BY_TORCH, DType, EmulatorError, PaddingMode, Tile
 
 NOBODY, MANY = -1, -2
+Key = tuple[int, int]
+"""Address and element size of a storage."""
+Part = tuple[torch.Size, tuple[int, ...], int]
+"""Shape, strides and offset of a view of it."""
 
 
 class Memory:
-    """Who read and who wrote each element of the storages of one launch."""
+    """Who read and who wrote each element of the storages of one launch. Reads of what nobody writes are only listed."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self.block = NOBODY
-        self._touched: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-        self._shared: set[tuple[int, int]] = set()
-        ranges: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self._reads: dict[Key, list[tuple[int, Part]]] = {}
+        self._marks: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._shared: set[Key] = set()
+        ranges: dict[Key, list[tuple[int, int]]] = {}
         for tensor in tensors:
-            key = self._key(tensor)
-            if key not in self._touched:
-                size = tensor.untyped_storage().nbytes() // tensor.element_size()
-                self._touched[key] = (torch.full((size,), NOBODY), torch.full((size,), NOBODY))
             first = tensor.storage_offset()
             last = first + sum((side - 1) * stride for side, stride in zip(tensor.shape, tensor.stride(), strict=True))
-            if any(first <= end and begin <= last for begin, end in ranges.setdefault(key, [])):
-                self._shared.add(key)
-            ranges[key].append((first, last))
+            others = ranges.setdefault(_key(tensor), [])
+            if any(first <= end and begin <= last for begin, end in others):
+                self._shared.add(_key(tensor))
+            others.append((first, last))
 
-    @staticmethod
-    def _key(tensor: torch.Tensor) -> tuple[int, int]:
-        return tensor.untyped_storage().data_ptr(), tensor.element_size()
-
-    def _of(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        readers, writers = self._touched[self._key(tensor)]
-        geometry = tensor.shape, tensor.stride(), tensor.storage_offset()
-        return readers.as_strided(*geometry), writers.as_strided(*geometry)
-
-    def read(self, tensor: torch.Tensor, name: str) -> None:
-        """Note that the running block reads all of `tensor`, a view of an argument."""
-        readers, writers = self._of(tensor)
+    def read(self, part: torch.Tensor, name: str) -> None:
+        """Note that the running block reads all of `part`, a view of an argument."""
+        key = _key(part)
+        if key not in self._marks:
+            self._reads.setdefault(key, []).append((self.block, (part.shape, part.stride(), part.storage_offset())))
+            return
+        readers, writers = (marks.as_strided(part.shape, part.stride(), part.storage_offset()) for marks in self._marks[key])
         if bool(((writers != NOBODY) & (writers != self.block)).any()):
             raise EmulatorError(f"{name}: block {self.block} reads what another block of the launch wrote")
-        readers.copy_(torch.where((readers == NOBODY) | (readers == self.block), self.block, MANY))
+        _mark_read(readers, self.block)
 
-    def write(self, tensor: torch.Tensor, name: str) -> None:
-        """Note that the running block writes all of `tensor`, a view of an argument."""
-        if self._key(tensor) in self._shared:
+    def write(self, part: torch.Tensor, name: str) -> None:
+        """Note that the running block writes all of `part`, a view of an argument."""
+        key = _key(part)
+        if key in self._shared:
             raise EmulatorError(f"{name}: stored to, while another argument lies in the same memory")
-        readers, writers = self._of(tensor)
+        if key not in self._marks:
+            size = part.untyped_storage().nbytes() // part.element_size()
+            self._marks[key] = (torch.full((size,), NOBODY, dtype=torch.int32), torch.full((size,), NOBODY, dtype=torch.int32))
+            for block, geometry in self._reads.pop(key, []):
+                _mark_read(self._marks[key][0].as_strided(*geometry), block)
+        readers, writers = (marks.as_strided(part.shape, part.stride(), part.storage_offset()) for marks in self._marks[key])
         for others, what in ((readers, "reads"), (writers, "writes")):
             if bool(((others != NOBODY) & (others != self.block)).any()):
                 raise EmulatorError(f"{name}: block {self.block} writes what another block of the launch {what}")
         writers.fill_(self.block)
+
+
+def _key(tensor: torch.Tensor) -> Key:
+    return tensor.untyped_storage().data_ptr(), tensor.element_size()
+
+
+def _mark_read(readers: torch.Tensor, block: int) -> None:
+    readers.copy_(torch.where((readers == NOBODY) | (readers == block), block, MANY))
 
 
 class Array:

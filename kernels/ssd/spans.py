@@ -1,0 +1,66 @@
+"""Spans: a document cut at fixed positions, so that its parts can run side by side and their states be joined after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from longscan.kernels.segments import NO_LANE, TILE, Entry, Segments
+
+PADDED_TO = 16
+"""Spans are padded to a multiple of it by spans of no tokens: kernels are compiled anew for arrays of other lengths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """The entries of a step cut at multiples of `segments.span_tiles` from their documents' starts: int32 tensors."""
+
+    first_tile: torch.Tensor
+    """[K], like the next four."""
+    num_tokens: torch.Tensor
+    wanted: torch.Tensor
+    """`num_tokens` of the spans whose final state somebody needs, 0 of the others."""
+    slot: torch.Tensor
+    """k: the slot of span k in a table of spans."""
+    none: torch.Tensor
+    """NO_LANE, for every span."""
+    first_span: torch.Tensor
+    """[E], like the next."""
+    num_spans: torch.Tensor
+
+
+def cut(segments: Segments) -> Spans:
+    """The spans of a step, worked out once."""
+    if Spans not in segments.derived:
+        segments.derived[Spans] = _cut(segments)
+    found: Spans = segments.derived[Spans]
+    return found
+
+
+def _cut(segments: Segments) -> Spans:
+    assert segments.span_tiles is not None
+    of_entries = [list(_of(entry, segments.span_tiles)) for entry in segments.entries]
+    counts = [len(spans) for spans in of_entries]
+    K, E = -(-max(sum(counts), 1) // PADDED_TO) * PADDED_TO, segments.num_tokens.numel()
+    by_span, by_entry = np.zeros((5, K), dtype=np.int32), np.zeros((2, -(-E // 4) * 4), dtype=np.int32)
+    by_span[:3, : sum(counts)] = np.array([span for spans in of_entries for span in spans], dtype=np.int32).reshape(-1, 3).T
+    by_span[3], by_span[4] = np.arange(K), NO_LANE
+    by_entry[0, : len(counts)] = np.cumsum(counts) - counts
+    by_entry[1, : len(counts)] = counts
+    on_device = torch.from_numpy(np.concatenate([by_span.ravel(), by_entry.ravel()])).to(segments.first_tile.device)
+    first_tile, num_tokens, wanted, slot, none = on_device[: 5 * K].view(5, K).unbind(0)
+    first_span, num_spans = on_device[5 * K :].view(2, -1)[:, :E].unbind(0)
+    return Spans(first_tile, num_tokens, wanted, slot, none, first_span, num_spans)
+
+
+def _of(entry: Entry, span_tiles: int) -> Iterator[tuple[int, int, int]]:
+    """(first tile, tokens, wanted) of each span of an entry."""
+    tile, stop = entry.first_tile, entry.first_tile + entry.num_tiles
+    while tile < stop:
+        position = entry.position // TILE + tile - entry.first_tile
+        end = min(stop, tile + span_tiles - position % span_tiles)
+        tokens = min(end * TILE, entry.rows.stop) - tile * TILE
+        yield tile, tokens, tokens if end < stop or entry.lane_out != NO_LANE else 0
+        tile = end
