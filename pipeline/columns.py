@@ -130,8 +130,9 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _storage(column: pa.Array) -> pa.Array:
-    return column.storage if isinstance(column.type, pa.BaseExtensionType) else column
+def _plain(column: pa.Array) -> pa.Array:
+    column = column.storage if isinstance(column.type, pa.BaseExtensionType) else column
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
 def _valid(array: pa.Array) -> bool:
@@ -145,25 +146,25 @@ def _valid(array: pa.Array) -> bool:
 
 def _texts(column: pa.Array) -> Callable[[int], memoryview]:
     """A function from a row to its text's bytes, checked; raises Bad where the text is null or not UTF-8."""
-    values = column.dictionary if pa.types.is_dictionary(column.type) else column
-    indices = column.indices if pa.types.is_dictionary(column.type) else None
-    values = values.view(_STRING_OF[values.type]) if values.type in _STRING_OF else values
-    all_valid = values.type == pa.null() or _valid(values)
+    column = _as_strings(column)
+    all_valid = column.type == pa.null() or _valid(column)
 
     def text(i: int) -> memoryview:
-        if indices is not None:
-            index = indices[i].as_py()
-            value = None if index is None else values[index]
-        else:
-            index, value = i, values[i]
-        if value is None or not value.is_valid:
+        value = column[i]
+        if not value.is_valid:
             raise Bad("NullText", "expected a text, found null")
         buffer = value.as_buffer()
-        if not all_valid and not _valid(values.slice(index, 1)):
+        if not all_valid and not _valid(column.slice(i, 1)):
             raise Bad("InvalidUtf8", f"expected UTF-8, found {_first_fault(buffer)}")
         return memoryview(buffer).cast("B")
 
     return text
+
+
+def _as_strings(column: pa.Array) -> pa.Array:
+    """Bytes as the strings that they may be, without a copy and unchecked."""
+    column = _plain(column)
+    return column.view(_STRING_OF[column.type]) if column.type in _STRING_OF else column
 
 
 def _first_fault(buffer: pa.Buffer, window: int = 1 << 16) -> str:
@@ -204,10 +205,7 @@ def _token_ids(column: pa.Array) -> Callable[[int], Ids]:
 
 def _ids(column: pa.Array) -> Callable[[int], str]:
     """A function from a row to its id as a string; raises Bad where it is null or not UTF-8."""
-    column = _storage(column)
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    column = column.view(_STRING_OF[column.type]) if column.type in _STRING_OF else column
+    column = _as_strings(column)
     if pa.types.is_fixed_size_binary(column.type):
         column = pa.array([_hex(value.as_py()) for value in column], pa.string())
     elif column.type not in _STRINGS:
@@ -249,7 +247,7 @@ def _passthrough(batch: pa.RecordBatch, schema: pa.Schema) -> Callable[[int], pa
 def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch | Bad:
     columns = []
     for field in schema:
-        column = _storage(batch.column(field.name))
+        column = _plain(batch.column(field.name))
         try:
             column = column if column.type == field.type else column.cast(field.type)
             column.validate(full=True)

@@ -1,4 +1,5 @@
-"""One input file, opened; one of its row groups, row by row, in memory bounded by a row.
+"""One input file, opened; one of its row groups, row by row, in memory bounded by a row (and by the page of values that a writer may
+have put before them: Parquet's dictionary page, 1 MB by default).
 
 Two kinds of failure are told apart. What the file holds is wrong (`Unreadable`): its rows become error rows, at every
 attempt the same. The file cannot be got at (InputError): that may pass, so the shard fails and is tried again.
@@ -39,6 +40,8 @@ class Unreadable(Exception):
 class ParquetSource:
     """An open Parquet file.
 
+    schema: its columns as they were written. Batches hold dictionaries as their values, and may differ in other types too.
+
     Raises Unreadable where its footer cannot be read or it is not the file that was planned with, InputError where it
     cannot be opened.
     """
@@ -53,9 +56,8 @@ class ParquetSource:
             raise
         except Exception as error:  # each file system has exceptions of its own
             raise InputError(f"{file.name}: cannot be opened: {_spelled(error)}") from error
-        buffer = LOCAL_BUFFER if place.is_local else REMOTE_BUFFER
         try:
-            self._parquet = pq.ParquetFile(self._handle, pre_buffer=False, buffer_size=buffer, page_checksum_verification=True)
+            self._open(LOCAL_BUFFER if place.is_local else REMOTE_BUFFER)
         except Exception as error:
             self.close()
             if is_corrupt(error):
@@ -65,10 +67,6 @@ class ParquetSource:
     @property
     def metadata(self) -> pq.FileMetaData:
         return self._parquet.metadata
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self._parquet.schema_arrow
 
     def batches(self, row_group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Batches of a row group, of a single row until `set_batch_rows` says otherwise."""
@@ -81,6 +79,15 @@ class ParquetSource:
 
     def close(self) -> None:
         self._handle.close()
+
+    def _open(self, buffer_size: int) -> None:
+        options = {"pre_buffer": False, "buffer_size": buffer_size, "page_checksum_verification": True}
+        self._parquet = pq.ParquetFile(self._handle, **options)
+        self.schema: pa.Schema = self._parquet.schema_arrow
+        if any(pa.types.is_dictionary(field.type) for field in self.schema):
+            # As dictionaries, every batch would bring all values of the row group up to it: its texts would stay in memory,
+            # and be copied again and again.
+            self._parquet = pq.ParquetFile(self._handle, metadata=_without_arrow_schema(self._handle), **options)
 
     def _check_unchanged(self, file: SourceFile) -> None:
         size, version = current_version(locate(file.path))
@@ -163,6 +170,18 @@ class GroupRows:
         if rows != self._batch_rows:
             self._batch_rows = rows
             self.source.set_batch_rows(rows)
+
+
+def _without_arrow_schema(handle: Any) -> pq.FileMetaData:
+    """The footer as if Arrow's own schema were not in it, which alone asks for dictionaries: columns come as Parquet's plain types."""
+    handle.seek(0, 2)
+    size = handle.tell()
+    handle.seek(size - 8)
+    length = int.from_bytes(handle.read(4), "little")
+    handle.seek(size - 8 - length)
+    footer = handle.read(length + 8)
+    before, key, after = footer.rpartition(b"ARROW:schema")
+    return pq.read_metadata(pa.BufferReader(b"PAR1" + before + b"ARROW:ignore"[: len(key)] + after))
 
 
 def is_corrupt(error: Exception) -> bool:

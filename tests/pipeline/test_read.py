@@ -448,6 +448,42 @@ def test_millions_of_short_rows_are_no_burden(tmp_path: Path) -> None:
     assert each < 100e-6, f"{each * 1e6:.1f} microseconds a row"
 
 
+def test_dictionaries_of_many_texts_are_no_burden_either(tmp_path: Path) -> None:
+    """Arrow would give all values of the row group with every batch."""
+    texts = [f"{i} " + "word " * 40 for i in range(20_000)]
+    reader, (shard,) = shards(write(tmp_path / "x.parquet", {"text": pa.array(texts).dictionary_encode()}), InputConfig())
+    began = time.perf_counter()
+    assert [text(row) for row in reader.read(shard)] == texts
+    each = (time.perf_counter() - began) / 20_000
+    assert each < 150e-6, f"{each * 1e6:.1f} microseconds a row"
+
+
+def test_giants_in_a_dictionary_do_not_pile_up(tmp_path: Path) -> None:
+    texts = incompressible(12, 2_000_000)
+    path = write(tmp_path / "x.parquet", {"text": pa.array(texts).dictionary_encode()}, write_batch_size=1)
+    reader, (shard,) = shards(path, InputConfig())
+    pool = pa.default_memory_pool()
+    before = pool.bytes_allocated()
+    for row, expected in zip(reader.read(shard), texts, strict=True):
+        assert text(row) == expected
+        assert pool.bytes_allocated() - before < 12_000_000
+
+
+def test_other_columns_keep_their_types_beside_a_dictionary(tmp_path: Path) -> None:
+    columns = {
+        "text": pa.array(["a", "b"]).dictionary_encode(),
+        "lasts": pa.array([5, None], pa.duration("ms")),
+        "large": pa.array(["x", None], pa.large_string()),
+        "vector": pa.array([[1, 2], [3, 4]], pa.list_(pa.float32(), 2)),
+        "kind": pa.array([None, "k"]).dictionary_encode(),
+    }
+    names = list(columns)
+    found = documents(write(tmp_path / "x.parquet", columns), passthrough=names)
+    expected = [pa.string(), pa.duration("ms"), pa.large_string(), pa.list_(pa.float32(), 2), pa.string()]
+    assert [kind.equals(want) for kind, want in zip(found[0].passthrough.schema.types, expected, strict=True)] == [True] * 5
+    assert [row.passthrough.to_pylist()[0] for row in found] == pa.table(columns).to_pylist()
+
+
 def test_a_document_keeps_no_more_than_its_batch(tmp_path: Path) -> None:
     reader, (shard,) = shards(write(tmp_path / "x.parquet", {"text": incompressible(8, 2_000_000)}, use_dictionary=False), InputConfig())
     pool = pa.default_memory_pool()
