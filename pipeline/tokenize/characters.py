@@ -94,6 +94,13 @@ def equals(wanted: str, char: str) -> bool:
     return char == wanted
 
 
+def equals_in_any_case(wanted: str, char: str) -> bool | None:
+    """Without regard to case; a character that folds to several may stand for each of them."""
+    if wanted == char:
+        return True
+    return None if wanted.casefold() in char.casefold() or wanted > "\x7f" else False
+
+
 def between(lowest: str, highest: str, char: str) -> bool:
     return lowest <= char <= highest
 
@@ -113,18 +120,14 @@ def none_of(parts: list[Members], char: str) -> bool | None:
 
 
 def in_any_case(members: Members, char: str) -> bool | None:
-    """Without regard to case anything may be meant by a letter, and by whatever folds to several letters."""
+    """Without regard to case a class may hold any letter, and whatever folds to several characters."""
     return None if char > "\x7f" or unicodedata.category(char)[0] == "L" else members(char)
 
 
 @cache
 def _composing() -> tuple[frozenset[str], frozenset[str]]:
     """Characters that may compose with one after them, and with one before them, in NFC."""
-    pairs = [
-        text.split()
-        for text in map(unicodedata.decomposition, map(chr, range(0x30000)))
-        if text and text[0] != "<" and " " in text
-    ]
+    pairs = [text.split() for text in map(unicodedata.decomposition, map(chr, range(0x30000))) if text and text[0] != "<" and " " in text]
     return frozenset(chr(int(first, 16)) for first, _ in pairs), frozenset(chr(int(second, 16)) for _, second in pairs)
 
 

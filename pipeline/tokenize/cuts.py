@@ -86,9 +86,7 @@ class Cuts:
         elif self.prepends:
             raise Unprovable("it has added tokens, and its normalizer begins the text after each with a prefix")
         self._raw = AddedTokens.of(token for token in added if not token["normalized"])
-        self._normalized = AddedTokens.of(
-            {**token, "content": normalize(token["content"])} for token in added if token["normalized"]
-        )
+        self._normalized = AddedTokens.of({**token, "content": normalize(token["content"])} for token in added if token["normalized"])
         self._normalizers = normalizer_steps(tokenizer["normalizer"])
         self._pretokenizers = pretokenizer_steps(tokenizer["pre_tokenizer"])
         self._inside_words = BpeCuts(model) if _cuts_words(model) else None

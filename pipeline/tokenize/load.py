@@ -55,7 +55,7 @@ def _load(path: str, revision: str | None) -> Any:
 
 def _has_tokenizer_file(path: str, revision: str | None) -> bool:
     folder = Path(path)
-    if folder.is_dir():
+    if path and folder.is_dir():
         return (folder / TOKENIZER_FILE).is_file()
     try:
         hf_hub_download(path, TOKENIZER_FILE, revision=revision)

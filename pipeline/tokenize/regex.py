@@ -14,6 +14,7 @@ from longscan.pipeline.tokenize.characters import (
     any_of,
     between,
     equals,
+    equals_in_any_case,
     in_any_case,
     in_category,
     is_space,
@@ -187,8 +188,10 @@ class Parser:
         char = self._next()
         if char in "^*+?{":
             raise self._unprovable()
-        members = self._brackets() if char == "[" else not_newline if char == "." else _as_members(self._item(char))
-        return partial(in_any_case, members) if self._ignore_case else members
+        item = self._brackets() if char == "[" else not_newline if char == "." else self._item(char)
+        if not self._ignore_case:
+            return _as_members(item)
+        return partial(equals_in_any_case, item) if isinstance(item, str) else partial(in_any_case, item)
 
     def _brackets(self) -> Members:
         """A class in brackets; the opening one is behind us."""
@@ -230,9 +233,10 @@ class Parser:
 
     def _property(self, *, negated: bool) -> Members:
         self._expect("{")
-        end = self._source.find("}", self._at)
-        name = self._source[self._at : end]
-        self._at = end + 1
+        name, closed, _ = self._source[self._at :].partition("}")
+        if not closed:
+            raise self._unprovable()
+        self._at += len(name) + 1
         members = in_category(name.removeprefix("^"))
         return partial(none_of, [members]) if negated is not name.startswith("^") else members
 

@@ -116,7 +116,10 @@ class TextBlocks(Iterator[TokenBlock]):
                 logger.warning(
                     "%d MiB of a text are tokenized at once and take some %d MiB of memory: there is no place from byte %d to %d "
                     "where this tokenizer's ids would not change",
-                    (end - start) >> 20, 170 * (end - start) >> 20, start, end,
+                    (end - start) >> 20,
+                    170 * (end - start) >> 20,
+                    start,
+                    end,
                 )
             piece = self._executor.submit(encode_piece, self._text[start:end], self._tokenizer, start > 0, self._with_offsets)
             self._pieces.append((end, piece))

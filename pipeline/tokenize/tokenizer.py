@@ -43,9 +43,7 @@ class TextTokenizer:
     cuts: where a text may be cut (cuts.py).
     """
 
-    def __init__(
-        self, backend: Tokenizer, *, bos_id: int | None = None, eos_id: int | None = None, parse_special: bool = False
-    ) -> None:
+    def __init__(self, backend: Tokenizer, *, bos_id: int | None = None, eos_id: int | None = None, parse_special: bool = False) -> None:
         """backend: is copied. parse_special: special tokens in a text become their ids; otherwise they are text like any other.
 
         Raises ModelError for a tokenizer with parts written in Python, which cannot be copied to other processes.

@@ -1,0 +1,206 @@
+"""Which tokenizer a folder gives, what is known of it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from longscan.pipeline.errors import ModelError
+from longscan.pipeline.tokenize import TextTokenizer, check_fits, load_tokenizer
+from tokenizer_zoo import PROVEN, WORDS
+from tokenizers import AddedToken, NormalizedString, Tokenizer, models, normalizers, pre_tokenizers, processors
+
+MAMBA2 = {"model_type": "mamba2"}
+
+
+def write(folder: Path, backend: Tokenizer | None = None, **files: object) -> str:
+    """A folder with tokenizer.json and JSON files named by keyword; its path."""
+    if backend is not None:
+        backend.save(str(folder / "tokenizer.json"))
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content), "utf-8")
+    return str(folder)
+
+
+def copy(name: str) -> Tokenizer:
+    return Tokenizer.from_str(PROVEN[name]().to_str())
+
+
+def ids(tokenizer: TextTokenizer, text: str) -> list[int]:
+    return tokenizer.encode([text])[0].ids.tolist()
+
+
+def test_the_file_decides_the_ids_whatever_class_the_model_type_stands_for(tmp_path: Path) -> None:
+    """AutoTokenizer takes GPT-NeoX's class for a mamba2 folder: it splits otherwise, and adds tokens the file has not."""
+    original = copy("qwen")
+    loaded = load_tokenizer(write(tmp_path, original, config=MAMBA2))
+    assert ids(loaded, "in 2024 I'LL") == original.encode("in 2024 I'LL", add_special_tokens=False).ids
+    assert (loaded.vocab_size, loaded.bos_id, loaded.eos_id) == (original.get_vocab_size(), None, None)
+
+
+def test_bos_and_eos_and_whether_the_template_adds_them(tmp_path: Path) -> None:
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    loaded = load_tokenizer(write(tmp_path, copy("llama2"), tokenizer_config=config))
+    assert (loaded.bos_id, loaded.eos_id, loaded.adds_bos, loaded.adds_eos) == (1, 2, True, True)
+    assert not {1, 2} & set(ids(loaded, WORDS))
+    llama3 = TextTokenizer(PROVEN["llama3"](), bos_id=0)
+    assert (llama3.adds_bos, llama3.adds_eos) == (True, False)
+    neox = TextTokenizer(PROVEN["neox"](), bos_id=0, eos_id=0)
+    assert (neox.adds_bos, neox.adds_eos) == (False, False)
+
+
+def test_truncation_and_padding_in_the_file_are_not_applied(tmp_path: Path) -> None:
+    original = copy("bert")
+    expected = original.encode(WORDS, add_special_tokens=False).ids
+    original.enable_truncation(5)
+    original.enable_padding(length=10_000)
+    loaded = load_tokenizer(write(tmp_path, original))
+    assert ids(loaded, WORDS) == expected
+    assert original.truncation is not None
+
+
+def test_special_tokens_in_a_text_are_text_unless_they_are_to_be_parsed(tmp_path: Path) -> None:
+    path = write(tmp_path, copy("neox"), tokenizer_config={"eos_token": "<|end|>"})
+    loaded, parsing = load_tokenizer(path), load_tokenizer(path, parse_special=True)
+    assert loaded.eos_id == parsing.eos_id == 0
+    assert 0 not in ids(loaded, "a<|end|>b")
+    assert ids(parsing, "a<|end|>b")[1] == 0
+    space_run = PROVEN["neox"]().token_to_id("    ")
+    assert ids(loaded, "a    b") == [*ids(loaded, "a"), space_run, *ids(loaded, "b")]
+
+
+def test_vocabulary_and_merges_without_a_tokenizer_file_are_converted(tmp_path: Path) -> None:
+    original = copy("gpt2")
+    write(tmp_path, tokenizer_config={"tokenizer_class": "GPT2Tokenizer"}, config={"model_type": "gpt2"})
+    original.model.save(str(tmp_path))
+    assert ids(load_tokenizer(str(tmp_path)), WORDS) == original.encode(WORDS, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "expected a tokenizer"),
+        ({"config": MAMBA2}, "found no vocabulary"),
+        ({"config": {"model_type": "canine"}, "tokenizer_config": {"tokenizer_class": "CanineTokenizer"}}, "expected a fast tokenizer"),
+        ({"tokenizer": {"version": "1.0"}}, "could not load it"),
+        ({"tokenizer": [1, 2]}, "could not load it"),
+    ],
+    ids=["empty", "model_alone", "slow_only", "damaged", "no_tokenizer"],
+)
+def test_a_folder_without_a_usable_tokenizer_is_refused(tmp_path: Path, files: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message) as raised:
+        load_tokenizer(write(tmp_path, **files))
+    assert str(tmp_path) in str(raised.value)
+    assert "set model.tokenizer to" in str(raised.value)
+
+
+def test_code_that_comes_with_a_tokenizer_is_never_run(tmp_path: Path) -> None:
+    (tmp_path / "custom.py").write_text("import pathlib\npathlib.Path(__file__ + '.ran').touch()\nclass Custom: pass\n", "utf-8")
+    config = {"tokenizer_class": "Custom", "auto_map": {"AutoTokenizer": ["custom.Custom", "custom.Custom"]}}
+    with pytest.raises(ModelError, match="could not load it"):
+        load_tokenizer(write(tmp_path, tokenizer_config=config, config=MAMBA2))
+    loaded = load_tokenizer(write(tmp_path, copy("gpt2"), tokenizer_config=config))
+    assert ids(loaded, "a b")
+    assert not list(tmp_path.rglob("*.ran"))
+
+
+@pytest.mark.parametrize("path", ["no such folder", "a//b", "/no/such/folder", ""])
+def test_a_path_that_is_neither_folder_nor_hub_id_is_refused(path: str) -> None:
+    with pytest.raises(ModelError, match="expected a folder or a hub id"):
+        load_tokenizer(path)
+
+
+def test_a_hub_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: object, **options: object) -> str:
+        assert options == {"revision": "abc"}
+        raise LocalEntryNotFoundError("cannot reach the hub\nand more")
+
+    monkeypatch.setattr("longscan.pipeline.tokenize.load.hf_hub_download", unreachable)
+    with pytest.raises(ModelError, match="the hub did not give it: cannot reach the hub; set model"):
+        load_tokenizer("someone/tokenizer", revision="abc")
+
+
+def test_a_hub_id_is_loaded_at_its_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, dict[str, object]]] = []
+
+    class Loaded:
+        is_fast, bos_token_id, eos_token_id, all_special_tokens = True, None, 0, ("<|end|>",)
+        backend_tokenizer = copy("gpt2")
+
+        @classmethod
+        def from_pretrained(cls, path: str, **options: object) -> type[Loaded]:
+            asked.append((path, options))
+            return cls
+
+    def download(path: str, name: str, **_: object) -> str:
+        if path == "someone/without":
+            raise EntryNotFoundError(name)
+        return name
+
+    monkeypatch.setattr("longscan.pipeline.tokenize.load.hf_hub_download", download)
+    monkeypatch.setattr("transformers.PreTrainedTokenizerFast", Loaded)
+    assert load_tokenizer("someone/with", revision="abc").eos_id == 0
+    monkeypatch.setattr("transformers.AutoTokenizer", Loaded)
+    load_tokenizer("someone/without")
+    assert asked == [
+        ("someone/with", {"revision": "abc", "trust_remote_code": False}),
+        ("someone/without", {"revision": None, "trust_remote_code": False}),
+    ]
+
+
+def test_parts_in_python_are_refused() -> None:
+    class Upper:
+        def normalize(self, normalized: NormalizedString) -> None:
+            normalized.uppercase()
+
+    backend = copy("gpt2")
+    backend.normalizer = normalizers.Normalizer.custom(Upper())
+    with pytest.raises(ModelError, match="parts written in Python are not supported"):
+        TextTokenizer(backend)
+
+
+def test_random_merges_are_not_cut() -> None:
+    model = models.BPE(vocab={"a": 0, "b": 1, "ab": 2}, merges=[("a", "b")], dropout=0.5)
+    backend = Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    assert "at random" in str(TextTokenizer(backend).cuts.reason)
+
+
+def test_the_fingerprint_is_of_what_decides_the_ids() -> None:
+    fingerprint = TextTokenizer(copy("neox")).fingerprint
+    same = copy("neox")
+    same.post_processor = processors.TemplateProcessing(single="<|end|> $A", special_tokens=[("<|end|>", 0)])
+    same.enable_truncation(7)
+    assert TextTokenizer(same, bos_id=0).fingerprint == fingerprint
+    normalized, added, split = copy("neox"), copy("neox"), copy("neox")
+    normalized.normalizer = normalizers.NFKC()
+    added.add_tokens([AddedToken("new")])
+    split.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    others = {TextTokenizer(other).fingerprint for other in (normalized, added, split, copy("gpt2"))}
+    assert len(others | {fingerprint}) == 5
+
+
+def test_a_tokenizer_that_does_not_fit_the_model_is_refused_with_both_sizes() -> None:
+    backend = copy("gpt2")
+    size = backend.get_vocab_size()
+    fits = TextTokenizer(backend, eos_id=0)
+    check_fits(fits, size)
+    check_fits(fits, size + 28)
+    with pytest.raises(ModelError, match=rf"expected ids below {size - 1}, .* a tokenizer of {size} entries with ids up to {size - 1}"):
+        check_fits(fits, size - 1)
+
+
+def test_a_special_token_that_no_text_is_given_need_not_fit() -> None:
+    backend = copy("gpt2")
+    size = backend.get_vocab_size()
+    backend.add_special_tokens(["[PAD]"])
+    check_fits(TextTokenizer(backend), size)
+    for beyond in (TextTokenizer(backend, eos_id=size), TextTokenizer(backend, parse_special=True)):
+        with pytest.raises(ModelError, match=f"expected ids below {size}, .* ids up to {size}"):
+            check_fits(beyond, size)
+    backend.add_tokens(["[WORD]"])
+    with pytest.raises(ModelError, match=f"ids up to {size + 1}"):
+        check_fits(TextTokenizer(backend), size)
