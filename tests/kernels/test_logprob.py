@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from longscan.kernels.checks import Backend
 from longscan.kernels.logprob import UNWANTED, logprob, reference
 from longscan.kernels.logprob.cases import CASES, Case, Inputs, make
 
@@ -18,16 +19,33 @@ def truth(inputs: Inputs) -> torch.Tensor:
     return chosen.masked_fill(inputs.targets_T == UNWANTED, torch.nan)
 
 
-# What fp32 leaves of a logit: half precision operands are widened, so their own rounding is part of the input.
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_against_softmax_in_float64(case: Case, dtype: torch.dtype) -> None:
-    inputs = make(case, dtype=dtype)
-    found = logprob(inputs.hidden_TD, inputs.weight_VD, inputs.targets_T, backend="torch")
+def check(case: Case, dtype: torch.dtype, device: str = "cpu", backend: Backend = "torch", atol: float = 1e-5) -> None:
+    expected, inputs = truth(make(case, dtype=dtype)), make(case, device, dtype)
+    found = logprob(inputs.hidden_TD, inputs.weight_VD, inputs.targets_T, backend=backend)
     assert found.dtype == torch.float32
     assert found.shape == inputs.targets_T.shape
     assert torch.equal(found.isnan(), inputs.targets_T == UNWANTED)
-    torch.testing.assert_close(found.double(), truth(inputs), rtol=1e-6, atol=1e-5, equal_nan=True)
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-6, atol=atol, equal_nan=True)
+
+
+# Operands of half precision are widened, so that their own rounding is part of the input and what is left is that of fp32.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_against_softmax_in_float64(case: Case, dtype: torch.dtype) -> None:
+    check(case, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_in_pytorch_on_a_gpu(case: Case, dtype: torch.dtype) -> None:
+    check(case, dtype, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [case for case in CASES if case.width % 64 == 0], ids=lambda case: case.name)
+def test_on_cuda_tile(case: Case) -> None:
+    check(case, torch.bfloat16, "cuda", "cutile", atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from longscan.kernels.checks import Backend
 from longscan.kernels.pool import POOLINGS, PoolState, closed_windows, pool
 from longscan.kernels.pool.cases import CASES, Case, Inputs, make
 from longscan.kernels.segments import NO_LANE, TILE, Entry, Segments
@@ -37,23 +39,27 @@ def as_vector(pooling: str, total: Array, tokens: int) -> Array:
     return total / {"mean": tokens, "weighted_mean": tokens * (tokens + 1) / 2}.get(pooling, 1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_vectors_and_state(case: Case, dtype: torch.dtype) -> None:
-    inputs = make(case, dtype=dtype)
+@dataclass(frozen=True)
+class Expected:
+    documents: list[dict[str, Array]]
+    windows: list[dict[str, Array]]
+    tables: dict[str, dict[int, Array]]
+    """By name and slot: what the tables hold afterwards where an entry leaves its state."""
+
+
+def expect(case: Case, inputs: Inputs) -> Expected:
+    """The definition in NumPy, entry by entry and window by window; inputs on the CPU."""
     hidden = inputs.hidden_TD.double().numpy()
     kept = [pooling for pooling in case.poolings if pooling != "last"]
-    documents: list[dict[str, Array]] = []
-    windows: list[dict[str, Array]] = []
-    states: dict[str, dict[int, Array]] = {name: {} for name in inputs.state.tables}
+    found = Expected([], [], {name: {} for name in inputs.state.tables})
     for entry in inputs.segments.entries:
         rows, stop = hidden[entry.rows], entry.position + entry.num_tokens
         totals = expected_totals(rows, entry.position, {p: carried(p, inputs, entry, entry.position) for p in kept})
         if entry.ends:
-            documents.append({p: as_vector(p, totals[p], stop) for p in case.poolings})
+            found.documents.append({p: as_vector(p, totals[p], stop) for p in case.poolings})
         elif entry.lane_out != NO_LANE:
             for pooling in kept:
-                states[pooling][entry.lane_out] = totals[pooling]
+                found.tables[pooling][entry.lane_out] = totals[pooling]
         size, at = case.window_tokens, entry.position
         while size and at < stop:
             begun, end = at % size, min(stop, at - at % size + size)
@@ -61,33 +67,51 @@ def test_vectors_and_state(case: Case, dtype: torch.dtype) -> None:
             totals = expected_totals(rows[at - entry.position : end - entry.position], begun, before)
             full = end % size == 0
             if full or (entry.ends and end == stop):
-                windows.append({p: as_vector(p, totals[p], begun + end - at) for p in case.poolings})
+                found.windows.append({p: as_vector(p, totals[p], begun + end - at) for p in case.poolings})
             if end == stop and entry.lane_out != NO_LANE:
                 for pooling in kept:
                     empty = np.full(case.width, -np.inf if pooling == "max" else 0.0)
-                    states[f"window_{pooling}"][entry.lane_out] = empty if full else totals[pooling]
+                    found.tables[f"window_{pooling}"][entry.lane_out] = empty if full else totals[pooling]
             at = end
+    return found
 
+
+def check(case: Case, dtype: torch.dtype, device: str = "cpu", backend: Backend = "torch") -> None:
+    expected, inputs = expect(case, make(case, dtype=dtype)), make(case, device, dtype)
     output, state = pool(
         inputs.hidden_TD,
         state=inputs.state,
         poolings=case.poolings,
         segments=inputs.segments,
         window_tokens=case.window_tokens,
-        backend="torch",
+        backend=backend,
     )
     assert state is inputs.state
     assert set(output.documents) == set(case.poolings)
-    for found, wanted in ((output.documents, documents), (output.windows, windows)):
+    assert bool(output.windows) == (case.window_tokens is not None)
+    for found, wanted in ((output.documents, expected.documents), (output.windows, expected.windows)):
         for pooling, vectors in found.items():
             assert vectors.dtype == torch.float32
             assert tuple(vectors.shape) == (len(wanted), case.width)
             if wanted:
-                np.testing.assert_allclose(vectors.numpy(), np.stack([w[pooling] for w in wanted]), rtol=2e-7, atol=1e-7)
-    for name, lanes in states.items():
+                np.testing.assert_allclose(vectors.cpu().numpy(), np.stack([w[pooling] for w in wanted]), rtol=2e-7, atol=1e-7)
+    for name, lanes in expected.tables.items():
         for lane, total in lanes.items():
-            np.testing.assert_allclose(state.tables[name][lane].numpy(), total, rtol=1e-12)
-    assert bool(output.windows) == (case.window_tokens is not None)
+            np.testing.assert_allclose(state.tables[name][lane].cpu().numpy(), total, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_vectors_and_state(case: Case, dtype: torch.dtype) -> None:
+    check(case, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["torch", "cutile"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_vectors_and_state_on_a_gpu(case: Case, dtype: torch.dtype, backend: Backend) -> None:
+    check(case, dtype, "cuda", backend)
 
 
 def stream(
