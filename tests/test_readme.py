@@ -1,0 +1,59 @@
+"""Every command in the README does what it says there; `.ci/run` runs the two of the first minute."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fakes import tiny_checkpoint
+from longscan.jobs.run import main
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text("utf-8")
+COMMAND = re.compile(r"^    ((?:pip|longscan|pytest)\b.*)$", re.MULTILINE)
+JOBS = [command for command in COMMAND.findall(README) if command.startswith("longscan ")]
+OTHERS = [command for command in COMMAND.findall(README) if not command.startswith("longscan ")]
+
+
+@pytest.mark.parametrize("command", JOBS)
+def test_jobs_run_as_they_are_written(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_checkpoint(tmp_path / "MODEL", tokenizer=True)
+    (tmp_path / "DOCUMENTS").mkdir()
+    pq.write_table(pa.table({"text": ["It is a truth.", "However little known."]}), tmp_path / "DOCUMENTS" / "a.parquet")
+    words = shlex.split(command)[1:]
+    for name in ("MODEL", "DOCUMENTS", "OUT"):
+        words = [word.replace(f"={name}", f"={tmp_path / name}") for word in words]
+    assert main(words) == 0
+    if "dry_run=true" in words:
+        assert "tokens" in capsys.readouterr().out
+        assert not (tmp_path / "OUT").exists()
+    else:
+        assert (tmp_path / "OUT" / "_SUCCESS").exists()
+        assert pq.read_table(tmp_path / "OUT" / "documents").num_rows == 2
+
+
+def test_the_commands_of_the_first_minute_are_those_that_ci_runs() -> None:
+    ci = (ROOT / ".ci" / "run").read_text("utf-8")
+    first = [command for command in OTHERS if command.startswith("pip ")]
+    assert first == ["pip install -e . && longscan", "pip install -e '.[test]' && pytest"]
+    assert all(f"readme_has {shlex.quote(command)}" in ci or f'readme_has "{command}"' in ci for command in first)
+
+
+def test_test_commands_select_tests(pytestconfig: pytest.Config) -> None:
+    selected = {" ".join(command.split("  ")[0].split()[1:]) for command in OTHERS if command.startswith("pytest")}
+    assert selected == {"", "-m slow", "-m gpu"}
+    registered = {marker.partition(":")[0] for marker in pytestconfig.getini("markers")}
+    for marker in ("slow", "gpu"):
+        assert marker in registered
+        assert any(re.search(rf"pytest\.mark\.{marker}\b", path.read_text("utf-8")) for path in (ROOT / "tests").rglob("test_*.py"))
+
+
+def test_slow_results_are_recorded() -> None:
+    record = (ROOT / "tests" / "SLOW.md").read_text("utf-8")
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        if "@pytest.mark.slow" in path.read_text("utf-8") and path != Path(__file__):
+            assert path.relative_to(ROOT).as_posix() in record, f"tests/SLOW.md has no result of {path.name}"
