@@ -129,6 +129,8 @@ def explain(error: Exception) -> str:
     text = lines[0] if lines else type(cause).__name__
     if isinstance(cause, MissingConfigException):
         return _no_such_file(lines)
+    if isinstance(cause, YAMLError):
+        return f"a YAML file cannot be read: {' '.join(lines)}"
     if isinstance(cause, OverrideParseException):
         return f"{cause.override}: {text}; quote a value that holds brackets, commas, colons or spaces: key=\"'value'\""
     full = getattr(cause, "full_key", None)

@@ -174,4 +174,4 @@ def _missing(place: Location) -> InputError:
     names = [name for name in children(above) if not name.startswith(".")] if exists(above) else []
     near = difflib.get_close_matches(gone.name, names, 3)
     hint = f"near it: {', '.join(near)}" if near else f"there: {', '.join(names[:10]) or 'nothing'}"
-    return InputError(f"{place}: expected a file, a folder or a glob, found no {gone.name!r} in {above}; {hint}")
+    return InputError(f"{place}: expected a file, a folder or a glob, found no {_name(gone.uri)!r} in {above}; {hint}")

@@ -81,7 +81,7 @@ class Progress:
             speed = done / seconds
             finished = self._shards == self._num_shards
             share = 100 if finished else min(99, 100 * done // max(total, 1))
-            left = "" if finished or not speed else f", {clock_time((total - done) / speed)} left"
+            left = "" if finished or not speed or done >= total else f", {clock_time((total - done) / speed)} left"
             about = (
                 f"{count(done)} tokens in {clock_time(seconds)}" if finished else f"{count(done)} of about {count(total)} tokens, {share} %"
             )

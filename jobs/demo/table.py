@@ -2,64 +2,98 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 from longscan.pipeline.config import JobConfig
+from longscan.pipeline.storage import Location, children, exists, locate
 
 EXCERPT = 60
 """Characters of a window's text that are shown."""
-LN_2 = 0.6931471805599453
+TABLES = ("documents", "errors", "tokens", "windows")
+
+Row = Mapping[str, Any]
 
 
 def render(config: JobConfig) -> str:
-    """A line a novel: tokens, bits per byte, nearest novel by vector, most surprising window and how it begins."""
-    out = Path(config.output.path)
-    documents = pq.read_table(out / "documents").to_pylist()
-    windows = pq.read_table(out / "windows").to_pylist()
+    """A line a novel: tokens, bits per byte, nearest novel by vector, most surprising window and how it begins.
+
+    What the run was not asked for stays out: the demo may be run with any keys.
+    """
+    out = locate(config.output.path)
+    documents, windows = _rows(out, "documents"), _rows(out, "windows")
     texts = {row["title"]: row["text"] for row in pq.read_table(config.input.path, columns=["title", "text"]).to_pylist()}
     nearest = _nearest(documents)
-    lines = [f"{'novel':24} {'tokens':>9} {'bits/byte':>9}  {'nearest':24} most surprising window of {_size(config)} tokens"]
-    for row in documents:
-        title = row["doc_id"]
-        window = min((w for w in windows if w["doc_id"] == title), key=lambda w: w["log_likelihood"] / len(_text(texts[title], w).encode()))
-        text = _text(texts[title], window)
-        bits = -window["log_likelihood"] / LN_2 / len(text.encode())
-        mark = " *" if row.get("held_out") else ""
-        excerpt = " ".join(text.split())[:EXCERPT]
-        lines.append(
-            f"{title + mark:24} {row['num_tokens']:9,} {row['bits_per_byte']:9.3f}  {nearest.get(title, '-'):24} "
-            f"{window['window_index']:4} at {bits:.2f}: “{excerpt}…”"
-        )
-    lines += ["* held out: the model has never seen it", f"files: {out.resolve()}", *(f"  {path}" for path in _files(out))]
-    return "\n".join(lines)
+    columns = [("novel", [str(row["doc_id"]) + " *" * bool(row.get("held_out")) for row in documents])]
+    columns.append(("tokens", [f"{row['num_tokens']:,}".rjust(9) for row in documents]))
+    if documents and "bits_per_byte" in documents[0]:
+        columns.append(("bits/byte", [f"{row['bits_per_byte']:9.3f}" if row["bits_per_byte"] is not None else "" for row in documents]))
+    if nearest:
+        columns.append(("nearest", [nearest[row["doc_id"]] for row in documents]))
+    if windows and "log_likelihood" in windows[0]:
+        heading = f"most surprising window of {config.task.score.window_tokens} tokens, bits/byte"
+        columns.append((heading, [_most_surprising(row["doc_id"], windows, texts.get(row["doc_id"])) for row in documents]))
+    lines = _aligned(columns)
+    if any(row.get("held_out") for row in documents):
+        lines.append("* held out: the model has never seen it")
+    return "\n".join([*lines, f"files: {out}", *_files(out)])
 
 
-def _nearest(documents: list[dict[str, object]]) -> dict[str, str]:
-    """Title -> title of the other novel whose vector is closest, as cosines go. Directions alone: the common one is taken out."""
-    titles = [str(row["doc_id"]) for row in documents]
-    vectors = np.array([row["embedding"] for row in documents], dtype=np.float64)
-    if len(titles) < 2:
+def _rows(out: Location, table: str) -> list[Row]:
+    rows: list[Row] = []
+    for name in _parts(out, table):
+        with (out / table / name).fs.open((out / table / name).path, "rb") as file:
+            rows += pq.read_table(file).to_pylist()
+    return rows
+
+
+def _parts(out: Location, table: str) -> list[str]:
+    return [name for name in children(out / table) if name.startswith("part-")] if exists(out / table) else []
+
+
+def _nearest(documents: Sequence[Row]) -> dict[str, str]:
+    """Id -> id of the other novel whose vector is closest, as cosines go. Directions alone: the common one is taken out."""
+    column = next((name for name in documents[0] if name.startswith("embedding")), None) if documents else None
+    rows = [row for row in documents if column is not None and row[column] is not None]
+    if len(rows) < 2 or len(rows) < len(documents):
         return {}
+    vectors = np.array([row[str(column)] for row in rows], dtype=np.float64)
     vectors -= vectors.mean(0)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
     cosines = vectors @ vectors.T
     np.fill_diagonal(cosines, -np.inf)
-    return {title: titles[int(best)] for title, best in zip(titles, cosines.argmax(1), strict=True)}
+    return {row["doc_id"]: rows[int(best)]["doc_id"] for row, best in zip(rows, cosines.argmax(1), strict=True)}
 
 
-def _text(text: str, window: dict[str, int]) -> str:
-    return text[window["char_start"] : window["char_end"]]
+def _most_surprising(doc_id: str, windows: Sequence[Row], text: str | None) -> str:
+    """Number, bits per byte and beginning of the window with the most bits per byte."""
+    if text is None:
+        return ""
+    found = []
+    for window in windows:
+        if window["doc_id"] == doc_id:
+            part = text[window["char_start"] : window["char_end"]]
+            found.append((-window["log_likelihood"] / math.log(2) / max(len(part.encode()), 1), window["window_index"], part))
+    if not found:
+        return ""
+    bits, index, part = max(found)
+    return f"{index:4} {bits:5.2f}  “{' '.join(part.split())[:EXCERPT]}…”"
 
 
-def _size(config: JobConfig) -> int:
-    return config.task.score.window_tokens or 0
+def _aligned(columns: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    widths = [max(map(len, (heading, *cells))) for heading, cells in columns]
+    rows = [[heading for heading, _ in columns], *zip(*(cells for _, cells in columns), strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _files(out: Path) -> list[str]:
-    described = []
-    for path in sorted(out.rglob("part-*.parquet")):
-        rows = pq.ParquetFile(path).metadata.num_rows
-        described.append(f"{path.relative_to(out)}  {rows} rows")
-    return described
+def _files(out: Location) -> list[str]:
+    lines = []
+    for table in TABLES:
+        for name in _parts(out, table):
+            place = out / table / name
+            with place.fs.open(place.path, "rb") as file:
+                lines.append(f"  {table}/{name}  {pq.ParquetFile(file).metadata.num_rows} rows")
+    return lines

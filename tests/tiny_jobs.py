@@ -1,0 +1,62 @@
+"""Jobs that take a moment: a tiny model, a few texts in Parquet, and how the output of one is read and checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fakes import LINES
+
+SENTENCE = " ".join(LINES[:3])
+
+
+def texts(count: int, *, seed: int = 0) -> list[str]:
+    """Texts of some tens to some hundreds of tokens, all different."""
+    return [f"{seed}:{n} " + SENTENCE[: 40 + 97 * n % 300] * (1 + n % 4) for n in range(count)]
+
+
+def write_input(path: Path, rows: Sequence[str | None], *, row_group: int = 1000, **columns: Sequence[Any]) -> Path:
+    """A Parquet file of `rows` in the column `text`, and further columns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"text": pa.array(rows, pa.string()), **columns}), path, row_group_size=row_group)
+    return path
+
+
+def words(model: Path | str, source: Path | str, output: Path | str, *more: str) -> list[str]:
+    """A command line. Small steps, so that documents are cut into several segments."""
+    small = ("engine.segment_tokens=64", "engine.step_tokens=256", "engine.lanes=4")
+    return [f"model.path={model}", f"input.path={source}", f"output.path={output}", *small, *more]
+
+
+def table(output: Path, name: str) -> pa.Table:
+    """A table of an output, parts in order."""
+    return pa.concat_tables([pq.read_table(path) for path in sorted((output / name).glob("part-*.parquet"))])
+
+
+def rows(output: Path, name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = table(output, name).to_pylist()
+    return found
+
+
+def snapshot(folder: Path) -> Mapping[str, tuple[int, int]]:
+    """Every file below a folder, its time and size, but for the lock."""
+    files = [path for path in folder.rglob("*") if path.is_file() and "lock" not in path.parts]
+    return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.stat().st_size) for path in files}
+
+
+def success(output: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((output / "_SUCCESS").read_text())
+    return summary
+
+
+def unfinish(output: Path, *shards: int) -> None:
+    """Take a finished run back to where `shards` were not done."""
+    (output / "_SUCCESS").unlink()
+    for shard in shards:
+        (output / "_run" / "manifest" / f"{shard:05d}.json").unlink()
+        for part in output.glob(f"*/part-{shard:05d}-of-*.parquet"):
+            part.unlink()
