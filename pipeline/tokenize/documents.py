@@ -48,7 +48,8 @@ class DocumentTokenizer:
         """
         self._eos_id = tokenizer.eos_id if tokenizer is not None and append_eos else None
         if append_eos and self._eos_id is None:
-            raise ConfigError("model.append_eos: expected a tokenizer with an EOS token, found none; set model.append_eos=false")
+            found = "no tokenizer, because documents bring token ids" if tokenizer is None else "none"
+            raise ConfigError(f"model.append_eos: expected a tokenizer with an EOS token, found {found}; set model.append_eos=false")
         self._tokenizer, self._vocab_size, self._workers = tokenizer, vocab_size, workers
         self._with_offsets, self.piece_bytes = with_offsets, piece_bytes
         # Threads of our own instead of the library's: as many as asked for, and each takes what is next when it is free.

@@ -127,14 +127,16 @@ class Parser:
 
     def _group(self) -> Node:
         """What stands between parentheses; the opening one is behind us."""
-        around = self._ignore_case
+        around, opened_at = self._ignore_case, self._at - 1
         if self._accept("?"):
             if self._accept("=") or self._accept("!"):
                 return self._look_ahead()
             if not self._accept(">"):
                 self._flags()
                 if self._accept(")"):
-                    return Node()  # (?i) holds for what is left of the group around it
+                    if opened_at:  # inside, it would take the alternatives after it into a group with it
+                        raise self._unprovable()
+                    return Node()
                 self._expect(":")
         node, _ = self._alternation()
         self._expect(")")

@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from longscan.pipeline.tokenize.tokenizer import TextTokenizer, Tokens
 from tokenizer_zoo import FRAGMENTS, PROVEN, UNPROVEN, WORDS, texts
@@ -43,7 +43,7 @@ def joined(left: Tokens, right: Tokens, chars: int) -> tuple[list[int], list[tup
 
 
 @pytest.mark.parametrize(("name", "parse_special"), CASES)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(text=cut_texts)
 def test_ids_and_offsets_on_both_sides_of_a_safe_cut_are_those_of_the_whole(name: str, parse_special: bool, text: str) -> None:
     tested = tokenizer(name, parse_special=parse_special)

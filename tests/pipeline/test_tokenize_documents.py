@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from longscan.pipeline.errors import ConfigError, DocumentError
 from longscan.pipeline.records import BEGINNING, Document, ErrorRow, Ids, TokenBlock, TokenStream
@@ -54,7 +54,7 @@ def streams_of(outcomes: Iterator[TokenStream | ErrorRow]) -> Iterator[TokenStre
 
 
 @pytest.mark.parametrize("name", [*PROVEN, *UNPROVEN])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(parts=st.lists(texts, min_size=1, max_size=4), piece_bytes=st.integers(16, 64))
 def test_blocks_together_are_the_whole_and_say_where_they_end(name: str, parts: list[str], piece_bytes: int) -> None:
     text = " ".join(parts)
@@ -195,8 +195,13 @@ def test_no_eos_for_a_document_without_tokens_and_for_none_asked() -> None:
         empty = [document(""), document("\x00\x01"), document("\x00" * 300_000), document(ids=np.array([], dtype=np.int32))]
         assert [ids_of(stream.blocks) for stream in streams_of(tested.tokenize(iter(empty)))] == [[], [], [], []]
         assert [ids_of(s.blocks) for s in streams_of(tested.tokenize(iter([document(ids=np.array([5], dtype=np.int32))])))] == [[5, 0]]
-    with pytest.raises(ConfigError, match="append_eos"):
-        DocumentTokenizer(TextTokenizer(PROVEN["gpt2"]()), vocab_size=1000, workers=1, append_eos=True)
+
+
+@pytest.mark.parametrize(("name", "found"), [("gpt2", "found none"), (None, "found no tokenizer, because documents bring token ids")])
+def test_an_eos_that_there_is_not_cannot_be_asked_for(name: str | None, found: str) -> None:
+    without = TextTokenizer(PROVEN[name]()) if name else None
+    with pytest.raises(ConfigError, match=found):
+        DocumentTokenizer(without, vocab_size=1000, workers=1, append_eos=True)
 
 
 class Counted:
