@@ -1,7 +1,7 @@
 """Compile the kernels ahead of time, on any machine, and read from the machine code what the compiler made of them.
 
-An operator's `cutile.variants()` names the shapes; a shape is run on tensors of no memory, its launches are noted instead of
-made, and each is compiled with the signature that a launch on a GPU would have. Needs `cuobjdump` and `nvdisasm` beside the
+`variants` names the shapes; a shape is run on tensors of no memory, its launches are noted instead of made, and each is
+compiled with the signature that a launch on a GPU would have. Needs `cuobjdump` and `nvdisasm` beside the
 compiler (packages nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm) or on the path.
 """
 
@@ -22,9 +22,8 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from longscan.kernels.variants import OPERATORS, calls
 
-OPERATORS = ("ssd",)
-"""Operators whose `cutile` has `variants()`."""
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
 ALIGNMENT = 16
 """A launch tells the compiler where a base address or a stride is a multiple of 16 bytes, and a length one of 16 elements."""
@@ -101,7 +100,7 @@ def launches(operators: Sequence[str] = OPERATORS) -> list[Launch]:
     found: dict[tuple[int, str], Launch] = {}
     for operator in operators:
         module = importlib.import_module(f"longscan.kernels.{operator}.cutile")
-        for variant, call in module.variants():
+        for variant, call in calls(operator):
             with _recording(module) as recorder:
                 call()
             for kernel, arguments in recorder.launches:

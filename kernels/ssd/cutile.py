@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import cuda.tile as ct
 import torch
-from longscan.kernels.segments import TILE, Entry, Segments
+from longscan.kernels.segments import TILE, Segments
 from longscan.kernels.ssd.spans import Spans, cut
 
 CI = ct.Constant[int]
@@ -35,7 +34,7 @@ HIGHEST_EXPONENT = 64.0
 DECAY, SOURCE, LEFT, SHARE = range(4)
 """Rows of a tile's vectors: a, s, 2^a and 2^(a_last - s)."""
 VECTORS = 4
-LATENCY = 1
+LATENCY = 8
 """Hint of the loads in loops over tiles; without one, or with a middling one, the compiler buffers some of them badly."""
 DTYPES = (torch.bfloat16, torch.float16)
 ROWS = 16
@@ -346,34 +345,3 @@ def _check(x_THP: torch.Tensor, B_TGN: torch.Tensor, C_TGN: torch.Tensor, z_THP:
         reach = sum((side - 1) * stride for side, stride in zip(tensor.shape, tensor.stride(), strict=True))
         if reach >= 2**31:
             raise ValueError(f"{name}: expected less than 2^31 elements from first to last on cutile, got {reach}; use smaller steps")
-
-
-def variants() -> list[tuple[str, Callable[[], object]]]:
-    """Shapes that are compiled ahead of time: a label, and a call that launches everything for one on tensors of no memory."""
-
-    def call(H: int, G: int, P: int, N: int, gate: bool) -> Callable[[], object]:
-        T = 4 * TILE
-        segments = Segments.pack([Entry(first_tile=0, num_tokens=T, lane_in=0, lane_out=0)], T // TILE, "meta")
-
-        def launch() -> object:
-            wide = torch.empty((T, 2 * H * P + 2 * G * N + H), dtype=torch.bfloat16, device="meta")
-            z_TI, x_TI, B_TX, C_TX, dt_TH = wide.split([H * P, H * P, G * N, G * N, H], dim=1)
-            of_heads = [torch.empty(H, dtype=torch.float32, device="meta") for _ in range(3)]
-            return ssd(
-                x_TI.unflatten(1, (H, P)),
-                dt_TH,
-                of_heads[0],
-                B_TX.unflatten(1, (G, N)),
-                C_TX.unflatten(1, (G, N)),
-                D_H=of_heads[1],
-                dt_bias_H=of_heads[2],
-                z_THP=z_TI.unflatten(1, (H, P)) if gate else None,
-                dt_limit=(0.0, math.inf),
-                ssm_SHNP=torch.empty((16, H, N, P), dtype=torch.float32, device="meta"),
-                segments=segments,
-            )
-
-        return launch
-
-    default = [(24, 1, 64, 128, False), (80, 1, 64, 128, False), (128, 8, 64, 128, False), (128, 8, 64, 128, True)]
-    return [(f"H{H} G{G} P{P} N{N}{' gate' * gate}", call(H, G, P, N, gate)) for H, G, P, N, gate in default]
