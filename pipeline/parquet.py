@@ -68,6 +68,14 @@ class ParquetSource:
     def metadata(self) -> pq.FileMetaData:
         return self._parquet.metadata
 
+    def footer(self) -> bytes:
+        """The footer as it lies in the file."""
+        end = self._handle.seek(-8, 2)
+        length = int.from_bytes(self._handle.read(4), "little")
+        self._handle.seek(end - length)
+        footer: bytes = self._handle.read(length)
+        return footer
+
     def batches(self, row_group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Batches of a row group, of a single row until `set_batch_rows` says otherwise."""
         batches: Iterator[pa.RecordBatch] = self._parquet.iter_batches(1, [row_group], columns, use_threads=False)
@@ -87,7 +95,10 @@ class ParquetSource:
         if any(pa.types.is_dictionary(field.type) for field in self.schema):
             # As dictionaries, every batch would bring all values of the row group up to it: its texts would stay in memory,
             # and be copied again and again.
-            self._parquet = pq.ParquetFile(self._handle, metadata=_without_arrow_schema(self._handle), **options)
+            self._parquet = pq.ParquetFile(self._handle, metadata=_without_arrow_schema(self.footer()), **options)
+        counts = [self.metadata.row_group(g).num_rows for g in range(self.metadata.num_row_groups)]
+        if sum(counts) != self.metadata.num_rows or min(counts, default=0) < 0:
+            raise pa.ArrowInvalid(f"its footer contradicts itself: {self.metadata.num_rows} rows, and row groups of {counts[:10]}")
 
     def _check_unchanged(self, file: SourceFile) -> None:
         size, version = current_version(locate(file.path))
@@ -172,16 +183,11 @@ class GroupRows:
             self.source.set_batch_rows(rows)
 
 
-def _without_arrow_schema(handle: Any) -> pq.FileMetaData:
+def _without_arrow_schema(footer: bytes) -> pq.FileMetaData:
     """The footer as if Arrow's own schema were not in it, which alone asks for dictionaries: columns come as Parquet's plain types."""
-    handle.seek(0, 2)
-    size = handle.tell()
-    handle.seek(size - 8)
-    length = int.from_bytes(handle.read(4), "little")
-    handle.seek(size - 8 - length)
-    footer = handle.read(length + 8)
     before, key, after = footer.rpartition(b"ARROW:schema")
-    return pq.read_metadata(pa.BufferReader(b"PAR1" + before + b"ARROW:ignore"[: len(key)] + after))
+    footer = before + b"ARROW:ignore"[: len(key)] + after
+    return pq.read_metadata(pa.BufferReader(b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1"))
 
 
 def is_corrupt(error: Exception) -> bool:

@@ -11,12 +11,16 @@ import pyarrow as pa
 from longscan.pipeline.columns import Columns
 from longscan.pipeline.config import InputConfig
 from longscan.pipeline.errors import InputError
+from longscan.pipeline.footer import column_sizes
 from longscan.pipeline.parquet import ParquetSource, Unreadable
 from longscan.pipeline.records import RowGroup, SourceFile
 
 THREADS = 16
 ID_BYTES = 4
 """Bytes that a token id counts for in `RowGroup.num_bytes`, whatever integers it comes in."""
+
+MOST_CHUNKS = 256
+"""Column chunks of a file whose sizes are looked up one by one; in row groups behind them the column has the same share."""
 
 log = logging.getLogger(__name__)
 
@@ -83,13 +87,13 @@ def _scan(file: SourceFile, columns: Columns) -> _Scanned:
 
 
 def _row_groups(source: ParquetSource, columns: Columns) -> tuple[RowGroup, ...]:
-    metadata = source.metadata
-    paths = [metadata.schema.column(j).path for j in range(metadata.num_columns)]
-    leaves = [j for j, path in enumerate(paths) if path == columns.content or path.startswith(columns.content + ".")]
-    groups = []
-    for g in range(metadata.num_row_groups):
-        group = metadata.row_group(g)
-        chunks = [group.column(j) for j in leaves]
-        num_bytes = sum(ID_BYTES * chunk.num_values if columns.tokens else chunk.total_uncompressed_size for chunk in chunks)
-        groups.append(RowGroup(group.num_rows, num_bytes))
-    return tuple(groups)
+    groups = [source.metadata.row_group(g) for g in range(source.metadata.num_row_groups)]
+    try:
+        known = column_sizes(source.footer(), columns.content, most_chunks=MOST_CHUNKS)[: len(groups)]
+    except ValueError as error:  # Arrow reads what is needed of it, and these are estimates
+        log.debug("%s: sizes of its columns: %s", source.file.name, error)
+        known = []
+    sizes = [ID_BYTES * size.num_values if columns.tokens else size.num_bytes for size in known]
+    share = sum(sizes) / max(1, sum(size.total_bytes for size in known)) if known else 1.0
+    sizes += [int(group.total_byte_size * share) for group in groups[len(known) :]]
+    return tuple(RowGroup(group.num_rows, max(0, size)) for group, size in zip(groups, sizes, strict=True))
