@@ -16,6 +16,8 @@ LN_2 = 0.6931471805599453
 ROWS = 128
 COLUMNS = 256
 DEPTH = 64
+"""Of the width, at a time; a smaller power of two where the width is no multiple of it."""
+SHALLOWEST = 16
 
 
 @ct.kernel(num_worker_warps=8)
@@ -53,9 +55,10 @@ def logprob(hidden_TD: torch.Tensor, weight_VD: torch.Tensor, targets_T: torch.T
     """`longscan.kernels.logprob.logprob`."""
     T, D = hidden_TD.shape
     V = weight_VD.shape[0]
-    if D % DEPTH:
-        raise ValueError(f"hidden_TD: expected a width that is a multiple of {DEPTH} on cutile, got {D}; use the torch backend")
+    depth = min(DEPTH, D & -D)
+    if depth < SHALLOWEST:
+        raise ValueError(f"hidden_TD: expected a width that is a multiple of {SHALLOWEST} on cutile, got {D}; use the torch backend")
     logprob_T = torch.empty(T, dtype=torch.float32, device=hidden_TD.device)
-    arguments = (hidden_TD, weight_VD, targets_T.to(torch.int32), logprob_T, V, D, ROWS, COLUMNS, DEPTH)
+    arguments = (hidden_TD, weight_VD, targets_T.to(torch.int32), logprob_T, V, D, ROWS, COLUMNS, depth)
     ct.launch(torch.cuda.current_stream(), (-(-T // ROWS),), score_rows, arguments)
     return logprob_T

@@ -170,5 +170,22 @@ def store(
     array.tiled_view(tile.shape).store(index, tile, check_bounds=check_bounds, latency=latency, allow_tma=allow_tma)
 
 
+def gather(array: Array, indices: Sequence[Tile], *, check_bounds: bool = True, latency: int | None = None) -> Tile:
+    """array[row, column] for a column of row indices and a row of consecutive column indices: all that the kernels ask of it."""
+    del latency
+    rows, columns = indices
+    if array.ndim != 2 or rows.shape != (rows.values.size, 1) or columns.shape != (1, columns.values.size) or check_bounds:
+        raise EmulatorError(f"{array.name}: gather of {rows.shape} and {columns.shape} is not emulated")
+    first, last = int(columns.values[0, 0]), int(columns.values[0, -1])
+    inside = rows.values.min() >= 0 and rows.values.max() < array.shape[0] and first >= 0 and last < array.shape[1]
+    if not inside or not bool((np.diff(columns.values) == 1).all()):
+        raise EmulatorError(f"{array.name}: gather outside of {array.shape}, or of columns that do not follow each other")
+    parts = [array.tensor[int(row), first : last + 1] for row in rows.values[:, 0]]
+    for part in parts:
+        array.memory.read(part, array.name)
+    values = np.stack([(part.float() if part.dtype is torch.bfloat16 else part).detach().numpy() for part in parts])
+    return Tile(values, array.dtype)
+
+
 def num_tiles(array: Array, axis: int, shape: Sequence[int]) -> Tile:
     return Tile(-(-array.shape[axis] // shape[axis]), BY_TORCH[torch.int32])

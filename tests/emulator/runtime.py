@@ -109,11 +109,11 @@ def cuda_tile() -> ModuleType:
         setattr(module, name, getattr(tiles, name))
     for name in ("full", "arange", "reshape", "transpose", "broadcast_to", "cat", "extract", "mma", "PaddingMode", "RoundingMode"):
         setattr(module, name, getattr(tiles, name))
-    for name in ("load", "store", "num_tiles", "Array"):
+    for name in ("load", "store", "gather", "num_tiles", "Array"):
         setattr(module, name, getattr(arrays, name))
     for name, function in {"sum": tiles.sum_, "max": tiles.max_, "min": tiles.min_, "abs": tiles.abs_}.items():
         setattr(module, name, function)
-    module.__dict__.update(Constant=Constant, kernel=_kernel, launch=grid.launch, bid=grid.bid)
+    module.__dict__.update(Constant=Constant, kernel=_kernel, function=lambda plain: plain, launch=grid.launch, bid=grid.bid)
     module.__dict__.update(static_iter=_static_iter, static_eval=lambda value: value, cdiv=lambda x, y: -(-x // y))
     return module
 

@@ -1,0 +1,141 @@
+"""conv1d, norm, pool and logprob on CUDA Tile: their very source over the emulator, in bf16, against definition or PyTorch path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import oracle
+import pytest
+import torch
+from compare import assert_close, assert_same_bits
+from emulator import runtime
+from longscan.kernels.conv1d.cases import Shape as ConvShape
+from longscan.kernels.conv1d.cases import make_inputs
+from longscan.kernels.layouts import EDGES, Layout, names
+from longscan.kernels.logprob import UNWANTED
+from longscan.kernels.logprob.cases import Case as LogprobCase
+from longscan.kernels.logprob.cases import make as make_scores
+from longscan.kernels.norm.cases import EPS, make_rows
+from longscan.kernels.norm.cases import Shape as NormShape
+from longscan.kernels.pool import pool
+from longscan.kernels.pool.cases import CASES as POOL_CASES
+from longscan.kernels.pool.cases import Case as PoolCase
+from longscan.kernels.pool.cases import make as make_pool
+from longscan.kernels.segments import NO_LANE, TILE, Entry
+
+BF16 = torch.bfloat16
+ROUNDING = 3e-3
+CONV1D, NORM, POOL, LOGPROB = (runtime.load(operator) for operator in ("conv1d", "norm", "pool", "logprob"))
+
+CONVOLUTIONS = (ConvShape("K4", C=96, K=4, stride=160), ConvShape("K3", C=48, K=3, stride=56), ConvShape("K2", C=32, K=2, stride=32))
+
+
+@pytest.mark.parametrize("layout", EDGES, ids=names(EDGES))
+def test_convolution(layout: Layout) -> None:
+    check_convolution(layout, CONVOLUTIONS[0], "silu")
+
+
+@pytest.mark.parametrize("shape", CONVOLUTIONS, ids=lambda shape: shape.name)
+def test_convolution_without_activation(shape: ConvShape) -> None:
+    check_convolution(EDGES[0], shape, None)
+
+
+def check_convolution(layout: Layout, shape: ConvShape, activation: str | None) -> None:
+    inputs = make_inputs(shape, layout, dtype=BF16)
+    given: dict[str, Any] = inputs.arguments(activation=activation)
+    before = inputs.tensors["tail_SKC"]
+    y_TC, tail_SKC = CONV1D.causal_conv1d(**given)
+    written = set()
+    for entry in layout.entries:
+        past = None if entry.lane_in == NO_LANE else before[entry.lane_in]
+        y, tail = oracle.causal_conv(given["x_TC"][entry.rows], given["weight_CK"], given["bias_C"], past, activation=activation)
+        assert_close(f"y of {entry}", y_TC[entry.rows], y, ROUNDING, dtype=BF16)
+        if entry.lane_out != NO_LANE:
+            assert_close(f"tail of {entry}", tail_SKC[entry.lane_out], tail, 0.0, dtype=BF16)
+            written.add(entry.lane_out)
+    for slot in set(range(len(before))) - written:
+        assert torch.equal(tail_SKC[slot].view(torch.int16), before[slot].view(torch.int16)), f"slot {slot} is as it was"
+    assert not bool(y_TC[~layout.owned_rows()].any()), "rows of nobody are zero"
+
+
+def test_convolution_has_the_same_bits_where_an_entry_begins() -> None:
+    """The first rows of an entry come from a launch of their own: a document in one entry or in two must not show it."""
+    whole = Layout("whole", (Entry(0, 200, 0, NO_LANE, 0),), 4, slots=1)
+    halves = [
+        Layout("first", (Entry(0, TILE, 0, NO_LANE, 0),), 1, slots=1),
+        Layout("second", (Entry(0, 136, TILE, 0, 0),), 3, slots=1),
+    ]
+    inputs = make_inputs(CONVOLUTIONS[0], whole, dtype=BF16)
+    given = inputs.arguments(activation="silu")
+    y_TC, _ = CONV1D.causal_conv1d(**given)
+    tail, parts, row = given["tail_SKC"].clone(), [], 0
+    for half in halves:
+        rows = slice(row, row + half.num_tiles * TILE)
+        part, tail = CONV1D.causal_conv1d(**{**given, "x_TC": given["x_TC"][rows], "tail_SKC": tail, "segments": half.segments()})
+        parts.append(part)
+        row = rows.stop
+    assert_same_bits("y", torch.cat(parts)[:200], y_TC[:200])
+
+
+@pytest.mark.parametrize("shape", [NormShape("G1", 96), NormShape("G2", 96, 2), NormShape("G8", 1024, 8)], ids=lambda shape: shape.name)
+@pytest.mark.parametrize("num_rows", [64, 192])
+def test_norms(num_rows: int, shape: NormShape) -> None:
+    given = make_rows(shape, num_rows, dtype=BF16)
+    total = given["residual"] + given["x"].float()
+    y, residual = NORM.rms_norm(given["x"], given["weight"], residual_TD=given["residual"].clone(), eps=EPS, out_dtype=BF16)
+    assert_close("y", y, oracle.rms_norm(total, given["weight"], EPS), ROUNDING, dtype=BF16)
+    assert_same_bits("residual", residual, total)
+    y, residual = NORM.rms_norm(given["x"], given["weight"], residual_TD=None, eps=EPS, out_dtype=BF16)
+    assert_same_bits("residual of the first layer", residual, given["x"].float())
+    for norm_first in (False, True):
+        y = NORM.gated_rms_norm(given["x"], given["z"], given["weight"], groups=shape.groups, eps=EPS, norm_before_gate=norm_first)
+        expected = oracle.gated_rms_norm(given["x"], given["z"], given["weight"], groups=shape.groups, eps=EPS, norm_before_gate=norm_first)
+        assert_close("gated y", y, expected, ROUNDING, dtype=BF16)
+
+
+@pytest.mark.parametrize("case", POOL_CASES, ids=lambda case: case.name)
+def test_pool(case: PoolCase) -> None:
+    wanted, found = make_pool(case, dtype=BF16), make_pool(case, dtype=BF16)
+    arguments = {"poolings": case.poolings, "window_tokens": case.window_tokens}
+    expected, expected_state = pool(wanted.hidden_TD, state=wanted.state, segments=wanted.segments, backend="torch", **arguments)
+    output, state = POOL.pool(found.hidden_TD, state=found.state, segments=found.segments, **arguments)
+    for kind in ("documents", "windows"):
+        vectors, others = getattr(output, kind), getattr(expected, kind)
+        assert set(vectors) == set(others)
+        for name in vectors:
+            torch.testing.assert_close(vectors[name], others[name], rtol=1e-6, atol=1e-7)
+    for name, table in state.tables.items():
+        torch.testing.assert_close(table, expected_state.tables[name], rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+SCORES = (
+    LogprobCase("ragged_with_gaps", 320, 96, 1003),
+    LogprobCase("T1", 1, 64, 320, wanted=1.0),
+    LogprobCase("T65", 65, 64, 257),
+    LogprobCase("none_wanted", 64, 32, 300, wanted=0.0),
+    LogprobCase("sharp", 128, 64, 512, spread=30.0),
+)
+
+
+@pytest.mark.parametrize("case", SCORES, ids=lambda case: case.name)
+def test_logprob(case: LogprobCase) -> None:
+    inputs = make_scores(case, dtype=BF16)
+    logits = inputs.hidden_TD.double() @ inputs.weight_VD.double().T
+    expected = torch.log_softmax(logits, -1).gather(1, inputs.targets_T.clamp(min=0)[:, None])[:, 0]
+    found = LOGPROB.logprob(inputs.hidden_TD, inputs.weight_VD, inputs.targets_T)
+    assert torch.equal(found.isnan(), inputs.targets_T == UNWANTED)
+    wanted = inputs.targets_T != UNWANTED
+    torch.testing.assert_close(found.double()[wanted], expected[wanted], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: NORM.rms_norm(torch.zeros(64, 40), torch.ones(40), residual_TD=None, eps=EPS, out_dtype=BF16), "width"),
+        (lambda: LOGPROB.logprob(torch.zeros(64, 40), torch.zeros(9, 40), torch.zeros(64, dtype=torch.int64)), "hidden_TD"),
+    ],
+    ids=["norm", "logprob"],
+)
+def test_widths_that_no_tile_covers_are_told(call: Any, name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}.*torch backend"):
+        call()
