@@ -87,7 +87,7 @@ class DocumentTokenizer:
         """
         if document.token_ids is not None:
             ids = checked_ids(document.token_ids, self._vocab_size)
-            return TokenStream(document, self._ended(id_blocks(ids, start.token), start), None, len(ids))
+            return TokenStream(document, self._ended(id_blocks(ids, start.token), start, with_offsets=False), None, len(ids))
         blocks = TextBlocks(
             text_of(document),
             self._text_tokenizer,
@@ -97,26 +97,25 @@ class DocumentTokenizer:
             piece_bytes=self.piece_bytes,
             with_offsets=self._with_offsets,
         )
-        return self._text_stream(document, self._ended(blocks, start))
+        return self._text_stream(document, self._ended(blocks, start, with_offsets=self._with_offsets))
 
     def short_streams(self, documents: list[Document]) -> list[TokenStream]:
         """The same for several documents of little text, tokenized in one call."""
         texts = [text_of(document) for document in documents]
         batch = self._executor.submit(encode_batch, texts, self._text_tokenizer, self._with_offsets)
-        return [
-            self._text_stream(document, self._ended(batch_blocks(batch, index, len(text)), BEGINNING))
-            for index, (document, text) in enumerate(zip(documents, texts, strict=True))
-        ]
+        streams = []
+        for index, (document, text) in enumerate(zip(documents, texts, strict=True)):
+            blocks = batch_blocks(batch, index, text.nbytes)
+            streams.append(self._text_stream(document, self._ended(blocks, BEGINNING, with_offsets=self._with_offsets)))
+        return streams
 
     @property
     def _text_tokenizer(self) -> TextTokenizer:
         assert self._tokenizer is not None, "without a tokenizer, documents bring token ids"
         return self._tokenizer
 
-    def _ended(self, blocks: Iterator[TokenBlock], start: Cut) -> Iterator[TokenBlock]:
-        if self._eos_id is None:
-            return blocks
-        return EosBlocks(blocks, self._eos_id, start=start, with_offsets=self._with_offsets)
+    def _ended(self, blocks: Iterator[TokenBlock], start: Cut, *, with_offsets: bool) -> Iterator[TokenBlock]:
+        return blocks if self._eos_id is None else EosBlocks(blocks, self._eos_id, start=start, with_offsets=with_offsets)
 
     @staticmethod
     def _text_stream(document: Document, blocks: Iterator[TokenBlock]) -> TokenStream:

@@ -194,7 +194,15 @@ def test_no_eos_for_a_document_without_tokens_and_for_none_asked() -> None:
     with DocumentTokenizer(tokenizer("bert"), vocab_size=1000, workers=1, append_eos=True) as tested:
         empty = [document(""), document("\x00\x01"), document("\x00" * 300_000), document(ids=np.array([], dtype=np.int32))]
         assert [ids_of(stream.blocks) for stream in streams_of(tested.tokenize(iter(empty)))] == [[], [], [], []]
-        assert [ids_of(s.blocks) for s in streams_of(tested.tokenize(iter([document(ids=np.array([5], dtype=np.int32))])))] == [[5, 0]]
+
+
+
+def test_eos_after_token_ids_stands_nowhere_in_a_text() -> None:
+    given_ = document(ids=np.array([5], dtype=np.int32))
+    with DocumentTokenizer(tokenizer("bert"), vocab_size=1000, workers=1, append_eos=True, with_offsets=True) as tested:
+        blocks = list(tested.stream(given_).blocks)
+    assert ids_of(iter(blocks)) == [5, 0]
+    assert [(block.char_starts, block.char_ends) for block in blocks] == [(None, None)] * 2
 
 
 @pytest.mark.parametrize(("name", "found"), [("gpt2", "found none"), (None, "found no tokenizer, because documents bring token ids")])
