@@ -120,7 +120,7 @@ def check(run: Run, inputs: Inputs) -> None:
 
 
 @pytest.mark.parametrize(
-    "layout", [pytest.param(layout, marks=[pytest.mark.slow] * (layout.num_tiles > 70)) for layout in EDGES], ids=names(EDGES)
+    "layout", [pytest.param(layout, marks=[pytest.mark.slow] * (layout.num_tiles > 40)) for layout in EDGES], ids=names(EDGES)
 )
 def test_ssd(place: Place, layout: Layout) -> None:
     check(place.run, place.inputs(layout))
