@@ -14,6 +14,7 @@ import logging
 import os
 import pickle
 import signal
+import socket
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
@@ -33,6 +34,7 @@ NO_LIMIT_S = -1
 """Ray Data gives a run up that yields no row for half an hour, which one long document may well take."""
 QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
 TALLY_S = 1.0
+CALL_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -49,14 +51,22 @@ def joined(config: JobConfig) -> Iterator[None]:
         yield
         return
     try:
+        _call(str(config.cluster.address))
         started = _connect(address=config.cluster.address)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(
             f"cluster.address: expected the address of a running Ray cluster, none answers at {config.cluster.address!r}: {reason}"
         ) from error
     with _until_left(started):
         yield
+
+
+def _call(address: str) -> None:
+    """Raise OSError where nobody listens at `host:port`: Ray would go on asking for many minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CALL_S).close()
 
 
 def nodes_of(config: JobConfig) -> list[Node]:
@@ -98,6 +108,7 @@ def _connect(**settings: Any) -> bool:
 
     if ray.is_initialized():
         return False
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its C++ part writes straight to the terminal
     # Ray takes SIGTERM for itself, and ends the process where the command's own handler would end the run.
     before = signal.getsignal(signal.SIGTERM)
     ray.init(**settings, **QUIET)
@@ -147,22 +158,29 @@ def _pool(job: Job, workers: Workers, chains: Sequence[Chain], progress: Progres
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     context.execution_no_progress_timeout_s = NO_LIMIT_S
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what goes wrong is told by `_told`
     tally = ray.remote(num_cpus=0)(Tally).remote()
     rows = ray.data.from_items([{"chain": pickle.dumps(chain)} for chain in chains], override_num_blocks=len(chains))
     results = rows.map_batches(
         RayWorker,
         fn_constructor_args=(job, workers.cores, tally),
         batch_size=1,
-        compute=ActorPoolStrategy(min_size=workers.least, max_size=workers.most, max_tasks_in_flight_per_actor=SHARDS_AT_ONCE),
-        max_concurrency=SHARDS_AT_ONCE,
+        # Restarts of an actor, and tries of what it had in hand, are without limit by default.
+        compute=ActorPoolStrategy(
+            min_size=workers.least,
+            max_size=workers.most,
+            max_tasks_in_flight_per_actor=SHARDS_AT_ONCE,
+            max_concurrent_calls_per_actor=SHARDS_AT_ONCE,
+        ),
         num_cpus=workers.cores,
         num_gpus=workers.gpus,
-        max_restarts=-1,
-        max_task_retries=-1,
     )
     with _watched(tally, progress):
         for row in results.iter_rows():
-            yield from pickle.loads(row["results"])
+            answer = pickle.loads(row["results"])
+            if isinstance(answer, LongscanError):
+                raise answer
+            yield from answer
 
 
 @contextmanager
@@ -207,15 +225,24 @@ class RayWorker:
         torch.set_num_threads(cores)
         self._tally = tally
         self._name = f"{os.uname().nodename}:{os.getpid()}"
-        self._worker = Worker(job, threads=cores, on_tokens=self._count)
         self._threads = ThreadPoolExecutor(SHARDS_AT_ONCE, thread_name_prefix="shard")
+        self._failure: LongscanError | None = None
+        # Kept for the answer: what a constructor raises, Ray wraps in several traces.
+        try:
+            self._worker = Worker(job, threads=cores, on_tokens=self._count)
+        except LongscanError as error:
+            self._failure = error
+        except Exception as error:
+            self._failure = Stopped(f"a worker on {os.uname().nodename} cannot start: {type(error).__name__}: {error}")
 
     def _count(self, tokens: int) -> None:
         self._tally.add.remote(self._name, tokens)
 
     async def __call__(self, batch: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Chains in, as the driver pickled them; a pickled list of results out for each."""
+        """Chains in, as the driver pickled them; a pickled list of results out for each, or the error that ends the run."""
         for chain in batch["chain"]:
             loop = asyncio.get_running_loop()
-            results = await loop.run_in_executor(self._threads, self._worker.run_chain, pickle.loads(chain))
-            yield {"results": np.array([pickle.dumps(results)], dtype=object)}
+            answer: object = self._failure
+            if answer is None:
+                answer = await loop.run_in_executor(self._threads, self._worker.run_chain, pickle.loads(chain))
+            yield {"results": np.array([pickle.dumps(answer)], dtype=object)}

@@ -44,38 +44,36 @@ def size_workers(cluster: ClusterConfig, nodes: Sequence[Node]) -> Workers:
     In this process there is one. Raises ConfigError where one worker is larger than any machine, except on a cluster, which may
     still grow.
     """
-    has_gpu = any(node.gpus for node in nodes)
-    gpus = float(has_gpu) if cluster.gpus_per_worker == "auto" else float(cluster.gpus_per_worker)
-    most_cores = max(int(max(node.cores for node in nodes)), 1)
-    if cluster.mode == "inprocess":
-        cores = most_cores if cluster.cpus_per_worker == "auto" else cluster.cpus_per_worker
-        workers = Workers(1, 1, cores, gpus)
-    else:
-        cores = _cores(cluster, nodes, gpus) if cluster.cpus_per_worker == "auto" else cluster.cpus_per_worker
-        number = cluster.workers if cluster.workers != "auto" else max(1, sum(_fit(node, cores, gpus) for node in nodes))
-        least, most = number if isinstance(number, list) else (number, number)
-        workers = Workers(least, most, cores, gpus)
+    gpus = float(any(node.gpus for node in nodes)) if cluster.gpus_per_worker == "auto" else float(cluster.gpus_per_worker)
     if cluster.mode != "ray":
-        for key, asked, there in (
-            ("cpus_per_worker", cores, most_cores),
-            ("gpus_per_worker", gpus, max(node.gpus for node in nodes)),
-        ):
-            if asked > there:
-                raise ConfigError(f"cluster.{key}: expected at most {there:g}, which this machine has, got {asked:g}")
-    return workers
+        _check_at_most("gpus_per_worker", gpus, max(node.gpus for node in nodes))
+    usable = [node for node in nodes if node.gpus >= gpus] or [Node(gpus, max(node.cores for node in nodes))]
+    most_cores = max(1, int(max(node.cores for node in usable)))
+    cores = cluster.cpus_per_worker
+    if cores == "auto":
+        cores = most_cores if cluster.mode == "inprocess" else min(most_cores, max(1, _share(cluster, usable, gpus)))
+    if cluster.mode != "ray":
+        _check_at_most("cpus_per_worker", cores, most_cores)
+    if cluster.mode == "inprocess":
+        return Workers(1, 1, cores, gpus)
+    number = cluster.workers if cluster.workers != "auto" else max(1, sum(_fit(node, cores, gpus) for node in usable))
+    least, most = number if isinstance(number, list) else (number, number)
+    return Workers(least, most, cores, gpus)
 
 
-def _cores(cluster: ClusterConfig, nodes: Sequence[Node], gpus: float) -> int:
+def _share(cluster: ClusterConfig, nodes: Sequence[Node], gpus: float) -> int:
     """Cores of a worker so that every machine holds as many workers as it can."""
     if cluster.workers != "auto":
         most = cluster.workers[1] if isinstance(cluster.workers, list) else cluster.workers
-        share = int(sum(node.cores for node in nodes)) // most
-        return max(1, min(share, int(max(node.cores for node in nodes))))
-    if gpus:
-        return max(1, min(int(node.cores * gpus / node.gpus) for node in nodes if node.gpus) if any(n.gpus for n in nodes) else 1)
-    return max(1, min(CORES_A_WORKER, int(max(node.cores for node in nodes))))
+        return int(sum(node.cores for node in nodes)) // int(most)
+    return min(int(node.cores * gpus / node.gpus) for node in nodes) if gpus else CORES_A_WORKER
 
 
 def _fit(node: Node, cores: int, gpus: float) -> int:
     by_cores = int(node.cores) // cores
     return min(by_cores, int(node.gpus / gpus)) if gpus else by_cores
+
+
+def _check_at_most(key: str, asked: float, there: float) -> None:
+    if asked > there:
+        raise ConfigError(f"cluster.{key}: expected at most {there:g}, which this machine has, got {asked:g}")

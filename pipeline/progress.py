@@ -28,8 +28,12 @@ class Progress:
         *,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
+        every_s: float | None = None,
     ) -> None:
-        """estimated_tokens, num_shards: of what is left to do. stream: where the line goes; standard error by default."""
+        """estimated_tokens, num_shards: of what is left to do. stream: where the line goes; standard error by default.
+
+        every_s: how often a line is shown; by default more often on a terminal.
+        """
         self._estimated, self._num_shards = estimated_tokens, num_shards
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
@@ -39,6 +43,7 @@ class Progress:
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._terminal = self._stream.isatty()
+        self._every_s = every_s if every_s is not None else TERMINAL_S if self._terminal else LOG_S
         self._thread = threading.Thread(target=self._show, name="longscan-progress", daemon=True)
 
     def __enter__(self) -> Progress:
@@ -91,7 +96,7 @@ class Progress:
             )
 
     def _show(self) -> None:
-        while not self._end.wait(TERMINAL_S if self._terminal else LOG_S):
+        while not self._end.wait(self._every_s):
             if self._terminal:
                 self._stream.write(f"\r\x1b[K{self.line()}")
                 self._stream.flush()

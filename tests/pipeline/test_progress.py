@@ -1,0 +1,88 @@
+"""How far a run is: numbers that add up when shards end, when a run goes on, and when estimates were wrong."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import pytest
+from longscan.pipeline.progress import Progress, clock_time, count, num_bytes
+from longscan.pipeline.records import ShardReport
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def report(index: int, tokens: int, *, documents: int = 1, errors: int = 0) -> ShardReport:
+    return ShardReport(index, documents, errors, tokens, 0, 1.0)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_line_before_during_and_after() -> None:
+    clock = Clock()
+    progress = Progress(1000, 2, stream=io.StringIO(), clock=clock)
+    clock.now += 10
+    assert progress.line() == "0 of about 1.0 k tokens, 0 %, 0 tokens/s; 0 of 2 shards, 0 documents, 0 errors"
+    progress.add_tokens(250)
+    assert progress.line().startswith("250 of about 1.0 k tokens, 25 %, 25 tokens/s, 0:30 left; 0 of 2 shards")
+    progress.add_shard(report(0, 400, documents=3, errors=1), 500)
+    assert progress.line() == "400 of about 900 tokens, 44 %, 40 tokens/s, 0:12 left; 1 of 2 shards, 3 documents, 1 errors"
+    progress.add_shard(report(1, 600), 500)
+    assert progress.line() == "1.0 k tokens in 0:10, 100 tokens/s; 2 of 2 shards, 4 documents, 1 errors"
+
+
+def test_more_tokens_than_estimated_are_no_hundred_percent_and_no_time_left_of_zero() -> None:
+    clock = Clock()
+    progress = Progress(100, 1, stream=io.StringIO(), clock=clock)
+    clock.now += 1
+    progress.add_tokens(150)
+    assert progress.line().startswith("150 of about 150 tokens, 99 %, 150 tokens/s; ")
+
+
+def test_tokens_that_are_counted_elsewhere_never_go_back() -> None:
+    progress = Progress(100, 1, stream=io.StringIO())
+    progress.set_tokens(70)
+    progress.set_tokens(20)
+    assert progress.line().startswith("70 of about 100 tokens, 70 %")
+
+
+def test_a_terminal_gets_a_line_that_moves() -> None:
+    stream = Terminal()
+    with Progress(100, 1, stream=stream, every_s=0.01) as progress:
+        progress.add_tokens(10)
+        while stream.getvalue().count("\r") < 3:
+            pass
+    assert "\r\x1b[K10 of about 100 tokens" in stream.getvalue()
+    assert stream.getvalue().endswith("\r\x1b[K")
+    assert "\n" not in stream.getvalue()
+
+
+def test_a_plain_log_gets_lines(caplog: pytest.LogCaptureFixture) -> None:
+    stream = io.StringIO()
+    with caplog.at_level(logging.INFO, "longscan"), Progress(100, 1, stream=stream, every_s=0.01) as progress:
+        while len(caplog.messages) < 2:
+            pass
+        progress.add_shard(report(0, 100), 100)
+    assert stream.getvalue() == ""
+    assert caplog.messages[-1].startswith("100 tokens in 0:0")
+
+
+@pytest.mark.parametrize(
+    ("number", "spelled"), [(0, "0"), (999, "999"), (1234, "1.2 k"), (2_500_000, "2.5 M"), (3e9, "3.0 G"), (4e12, "4.0 T")]
+)
+def test_count(number: float, spelled: str) -> None:
+    assert count(number) == spelled
+
+
+def test_bytes_and_times() -> None:
+    assert [num_bytes(n) for n in (12, 1500, 1.5e6, 2e9)] == ["12 B", "1.5 kB", "1.5 MB", "2.0 GB"]
+    assert [clock_time(s) for s in (0, 59.6, 61, 3725)] == ["0:00", "1:00", "1:01", "1:02:05"]
