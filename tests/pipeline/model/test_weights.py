@@ -1,4 +1,4 @@
-"""Weights from safetensors: every tensor once and in its place, or one error that lists all that is wrong."""
+"""Weights: every tensor once and in its place, or one error that lists all that is wrong."""
 
 from __future__ import annotations
 
@@ -168,12 +168,12 @@ def test_an_index_without_a_map_is_told(tmp_path: Path) -> None:
         load(folder)
 
 
-@pytest.mark.parametrize(("name", "message"), [("pytorch_model.bin", "found pytorch_model.bin. Convert"), (None, "found no weights")])
-def test_a_folder_without_safetensors_is_told(tmp_path: Path, name: str | None, message: str) -> None:
+@pytest.mark.parametrize(("name", "message"), [("model.gguf", "found model.gguf. Download"), (None, "found no weights")])
+def test_a_folder_without_weights_is_told(tmp_path: Path, name: str | None, message: str) -> None:
     folder = tiny_checkpoint(tmp_path)
     (folder / "model.safetensors").unlink()
     if name:
-        (folder / name).write_bytes(b"\x80\x04cposix\nsystem\n")
+        (folder / name).write_bytes(b"GGUF")
     with pytest.raises(ModelError, match=message):
         load(folder)
 
@@ -189,6 +189,6 @@ def test_the_hash_knows_content_and_nothing_else(tmp_path: Path) -> None:
     hashes.add(model_hash(tiny_checkpoint(tmp_path / "shards", shards=2)))
     assert len(hashes) == 4
     (one / "config.json").unlink()
-    with pytest.raises(ModelError, match=r"one: expected config.json and weights that can be read"):
+    with pytest.raises(ModelError, match=r"one: expected config.json or params.json of a Mamba-2, found model.safetensors"):
         model_hash(one)
     assert [file.name for file in weight_files(tmp_path / "shards")] == [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
