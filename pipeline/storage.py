@@ -207,7 +207,7 @@ def commit_file(finished: str, place: Location) -> None:
             os.unlink(finished)
             return
         _sync_file(finished)
-        os.makedirs(os.path.dirname(place.path), exist_ok=True)
+        _make_folder(os.path.dirname(place.path))
         os.replace(finished, place.path)
         sync_folder(os.path.dirname(place.path))
 
@@ -260,9 +260,18 @@ def _put(place: Location, put: Callable[[], object]) -> None:
         put()
 
 
+def _make_folder(folder: str) -> None:
+    """Make a folder and those above it, so that their names outlive a loss of power as their files do."""
+    if not os.path.isdir(folder):
+        above = os.path.dirname(folder)
+        _make_folder(above)
+        os.makedirs(folder, exist_ok=True)
+        sync_folder(above)
+
+
 def _temporary_beside(place: Location, data: bytes) -> str:
     folder, name = os.path.split(place.path)
-    os.makedirs(folder, exist_ok=True)
+    _make_folder(folder)
     temporary = os.path.join(folder, f"{TEMPORARY}{name}-{secrets.token_hex(6)}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:

@@ -179,6 +179,24 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path,
     assert read_bytes(place) == b"old"
 
 
+def test_a_name_is_synced_after_its_content_and_each_new_folder_in_the_one_above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    whole = os.fsync
+
+    def recorded(handle: int) -> None:
+        synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{handle}"), tmp_path))
+        whole(handle)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    finished = tmp_path / "finished"
+    finished.write_bytes(b"x")
+    commit_file(str(finished), locate(str(tmp_path / "out" / "documents" / "part")))
+    assert synced == ["finished", ".", "out", "out/documents"]
+    synced.clear()
+    atomic_write(locate(str(tmp_path / "out" / "a")), b"x")
+    assert [synced[0].startswith("out/.longscan-a-"), *synced[1:]] == [True, "out"]
+
+
 def test_commit_file_moves_a_finished_file(place: Location, tmp_path: Path) -> None:
     finished = tmp_path / "finished"
     for content in (b"one", b"two"):
