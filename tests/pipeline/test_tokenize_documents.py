@@ -196,7 +196,6 @@ def test_no_eos_for_a_document_without_tokens_and_for_none_asked() -> None:
         assert [ids_of(stream.blocks) for stream in streams_of(tested.tokenize(iter(empty)))] == [[], [], [], []]
 
 
-
 def test_eos_after_token_ids_stands_nowhere_in_a_text() -> None:
     given_ = document(ids=np.array([5], dtype=np.int32))
     with DocumentTokenizer(tokenizer("bert"), vocab_size=1000, workers=1, append_eos=True, with_offsets=True) as tested:
