@@ -56,7 +56,8 @@ def joined(config: JobConfig) -> Iterator[None]:
     except (OSError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(
-            f"cluster.address: expected the address of a running Ray cluster, none answers at {config.cluster.address!r}: {reason}"
+            f"cluster.address: expected the address of a running Ray cluster, none answers at {config.cluster.address!r}: {reason}. "
+            "If it asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH in the environment"
         ) from error
     with _until_left(started):
         yield
@@ -98,7 +99,7 @@ def run_chains(job: Job, workers: Workers, chains: Sequence[Chain], progress: Pr
         return
     # One core more than there are: the driver's own work takes none of the workers'.
     cores = max(cores_here(), workers.most * workers.cores) + 1
-    with _until_left(_connect(num_cpus=cores, include_dashboard=False)), _told():
+    with _until_left(_connect(address="local", num_cpus=cores, include_dashboard=False)), _told():
         yield from _pool(job, workers, chains, progress)
 
 

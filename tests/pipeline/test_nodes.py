@@ -28,8 +28,8 @@ from longscan.pipeline.nodes import Node, Workers, cores_here, size_workers
         ("local", [Node(0, 8)], {"workers": [1, 4]}, Workers(1, 4, 2, 0)),
         ("ray", [Node(0, 2), Node(0, 2), Node(0, 2)], {}, Workers(3, 3, 2, 0)),
         ("ray", [Node(0, 4), Node(4, 32), Node(2, 12)], {}, Workers(6, 6, 6, 1)),
-        ("ray", [Node(0, 4)], {"workers": [0 + 1, 16], "gpus_per_worker": 1, "cpus_per_worker": 8}, Workers(1, 16, 8, 1)),
-        ("ray", [Node(0, 4)], {"gpus_per_worker": 1}, Workers(1, 1, 1, 1)),
+        ("ray", [Node(0, 4)], {"workers": [1, 16], "gpus_per_worker": 1, "cpus_per_worker": 8}, Workers(1, 16, 8, 1)),
+        ("ray", [Node(0, 4)], {"gpus_per_worker": 1}, Workers(1, 1, 4, 1)),
     ],
 )
 def test_workers(mode: str, nodes: list[Node], keys: dict[str, Any], expected: Workers) -> None:

@@ -1,0 +1,232 @@
+"""A run in this process, on Ray on this machine, and on a cluster: the same tables bit for bit, and each row once whatever dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from fakes import tiny_checkpoint
+from longscan.jobs.run import main
+from tiny_jobs import rows, success, table, texts, words, write_input
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own, on import and at its end
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("model"), tokenizer=True)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve row groups; one row is an error."""
+    return write_input(tmp_path_factory.mktemp("in") / "in.parquet", [*(text * 3 for text in texts(23)), None], row_group=2)
+
+
+def job(model: Path, source: Path, output: Path, *more: str) -> list[str]:
+    """Twelve shards, each a chain of its own."""
+    windows = ("task=embed_score", "task.embedding.window_tokens=64", "task.score.window_tokens=64", "max_errors=1")
+    return words(model, source, output, "output.shard_tokens=800", *windows, *more)
+
+
+@pytest.fixture(scope="module")
+def alone(model: Path, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of a run in this process."""
+    output = tmp_path_factory.mktemp("alone") / "out"
+    assert main(job(model, source, output, "cluster=inprocess")) == 0
+    assert success(output)["shards"] == 12
+    return output
+
+
+@pytest.fixture(scope="module", autouse=True)
+def token() -> Iterator[None]:
+    """Clusters of this module ask for a token of their own, not for one that lies in the home folder, or for none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        yield
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A cluster of one node, on loopback, for this module alone."""
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = str(Path(sys.executable).with_name("ray"))
+    settings = ("--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=4", "--include-dashboard=false")
+    folder = tmp_path_factory.mktemp("ray")
+    quiet = os.environ | {"RAY_BACKEND_LOG_LEVEL": "fatal"}
+    with (folder / "log").open("wb") as log:
+        # A session of its own: whatever it starts ends with it, and nothing else does.
+        head = subprocess.Popen([script, "start", *settings], stdout=log, stderr=log, env=quiet, start_new_session=True)
+    try:
+        until(lambda: "started" in (folder / "log").read_text(), head)
+        yield f"127.0.0.1:{port}"
+    finally:
+        head.terminate()
+        try:
+            head.wait(5)
+        except subprocess.TimeoutExpired:
+            os.killpg(head.pid, signal.SIGKILL)
+
+
+def until(happened: Callable[[], object], process: subprocess.Popen[bytes] | None = None, seconds: float = 90) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert process is None or process.poll() is None, "the process has ended"
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def assert_same(output: Path, expected: Path) -> None:
+    """Windows come as segments end: in order within a document, but documents in any."""
+    order = {"windows": [("doc_id", "ascending"), ("window_index", "ascending")]}
+    for name in ("documents", "windows", "errors"):
+        found, wanted = table(output, name), table(expected, name)
+        if name in order:
+            found, wanted = found.sort_by(order[name]), wanted.sort_by(order[name])
+        assert found.num_rows > 0, name
+        assert found.equals(wanted), name
+
+
+def attempts(output: Path) -> list[Path]:
+    return sorted((output / "_run" / "attempts").glob("*/*"))
+
+
+def committed(output: Path) -> int:
+    return len(list((output / "_run" / "manifest").glob("*.json")))
+
+
+def test_on_ray_on_this_machine(alone: Path, model: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(job(model, source, tmp_path / "out", "cluster=local", "cluster.workers=2")) == 0
+    assert_same(tmp_path / "out", alone)
+    assert len({json.loads(path.read_text())["pid"] for path in attempts(tmp_path / "out")}) == 2, "both workers had shards"
+    assert "12 of 12 shards, 23 documents, 1 errors" in capsys.readouterr().err
+
+
+def test_on_a_cluster_whose_worker_is_killed(alone: Path, address: str, model: Path, source: Path, tmp_path: Path) -> None:
+    output, killed = tmp_path / "out", []
+
+    def kill() -> None:
+        until(lambda: committed(output) >= 1)
+        pid = json.loads(attempts(output)[-1].read_text())["pid"]
+        assert b"ray::" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        os.kill(pid, signal.SIGKILL)
+        killed.append(committed(output))
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    code = main(job(model, source, output, "cluster=ray", f"cluster.address={address}", "cluster.workers=1"))
+    killer.join()
+    assert code == 0
+    assert killed
+    assert killed[0] < 12, "it was killed too late to lose anything"
+    assert_same(output, alone)
+    assert len({json.loads(path.read_text())["pid"] for path in attempts(output)}) == 2, "another process went on"
+
+
+def test_on_a_cluster_that_is_told_to_stop(
+    alone: Path, address: str, model: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+
+    def stop() -> None:
+        until(lambda: committed(output) >= 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    code = main(job(model, source, output, "cluster=ray", f"cluster.address={address}", "cluster.workers=[1,2]"))
+    stopper.join()
+    assert code == 75
+    assert "longscan: error: stopped; what is done is kept" in capsys.readouterr().err
+    assert main(job(model, source, output, "cluster=inprocess")) == 0
+    assert_same(output, alone)
+
+
+def test_a_worker_that_cannot_start_is_told_in_a_line(
+    address: str, model: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = [word for word in job(model, source, tmp_path / "out") if not word.startswith("engine.lanes")]
+    assert main([*base, "cluster=ray", f"cluster.address={address}", "cluster.workers=1", "engine.lanes=1000000000"]) == 2
+    said = capsys.readouterr().err
+    assert "longscan: error: the model in float32 with 1000000000 lanes" in said
+    assert "Traceback" not in said
+
+
+def test_a_cluster_that_is_not_there_is_told_at_once(model: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{free.getsockname()[1]}"
+    assert main(job(model, source, tmp_path / "out", "cluster=ray", f"cluster.address={nobody}")) == 2
+    said = capsys.readouterr().err
+    assert "cluster.address: expected the address of a running Ray cluster" in said
+    assert nobody in said
+    assert not (tmp_path / "out").exists()
+
+
+class TestInThisProcess:
+    def test_a_shard_that_fails_does_not_stop_the_others(
+        self, alone: Path, model: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A folder stands where the documents of shard 4 belong."""
+        monkeypatch.setattr("longscan.pipeline.worker.TRIES", 1)
+        output, wall = tmp_path / "out", tmp_path / "out" / "documents" / "part-00004-of-00012.parquet" / "wall"
+
+        def obstruct() -> None:
+            until(lambda: (output / "_run" / "fingerprint.json").exists())
+            wall.mkdir(parents=True)
+
+        builder = threading.Thread(target=obstruct)
+        builder.start()
+        code = main(job(model, source, output, "cluster=inprocess"))
+        builder.join()
+        said = capsys.readouterr().err
+        assert code == 75, said
+        assert "1 of 12 shards failed, the first of them shard 4: OutputError" in said
+        assert "part-00004-of-00012.parquet" in said
+        assert "run the same command again" in said
+        assert "Traceback" not in said
+        assert committed(output) == 11
+        wall.rmdir()
+        wall.parent.rmdir()
+        assert main(job(model, source, output, "cluster=inprocess")) == 0
+        assert_same(output, alone)
+
+    def test_a_fault_of_the_program_fails_its_shard_alone(
+        self, model: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from longscan.pipeline import worker
+
+        true_journey = worker.process_shard
+
+        def faulty(shard: object, tools: object) -> object:
+            if getattr(shard, "index", None) == 2:
+                raise ZeroDivisionError("a fault")
+            return true_journey(shard, tools)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(worker, "process_shard", faulty)
+        assert main(job(model, source, tmp_path / "out", "cluster=inprocess")) == 75
+        assert "shard 2: ZeroDivisionError: a fault" in capsys.readouterr().err
+        assert committed(tmp_path / "out") == 11
+        monkeypatch.undo()
+        assert main(job(model, source, tmp_path / "out", "cluster=inprocess")) == 0
+        assert len(rows(tmp_path / "out", "documents")) == 23
+
+    def test_a_row_group_in_several_shards_is_one_chain(self, alone: Path, model: Path, tmp_path: Path) -> None:
+        whole = write_input(tmp_path / "in.parquet", [*(text * 3 for text in texts(23)), None])
+        assert main(job(model, whole, tmp_path / "out", "cluster=inprocess")) == 0
+        assert success(tmp_path / "out")["shards"] > 4
+        assert_same(tmp_path / "out", alone)
