@@ -11,6 +11,7 @@ import difflib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Any
 
 from longscan.pipeline.errors import InputError
@@ -56,7 +57,9 @@ def find_in_place(place: Location, *, exclude: Location | None = None) -> list[S
 def file_version(info: Mapping[str, Any]) -> str:
     """`<kind>:<value>` of a file's version as its file system tells it; empty where it tells none."""
     key = next((key for key in VERSION_KEYS if info.get(key) is not None), None)
-    return "" if key is None else f"{key}:{info[key]}"
+    value = None if key is None else info[key]
+    # Some file systems spell a time in one way in a listing, and in another when asked for one file.
+    return "" if value is None else f"{key}:{value.timestamp() if isinstance(value, datetime) else value}"
 
 
 def current_version(place: Location) -> tuple[int, str]:
