@@ -10,13 +10,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fakes import tiny_checkpoint
+from longscan.jobs import convert, inspect
 from longscan.jobs.run import main
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 COMMAND = re.compile(r"^    ((?:pip|longscan|pytest)\b.*)$", re.MULTILINE)
 JOBS = [command for command in COMMAND.findall(README) if command.startswith("longscan ")]
-OTHERS = [command for command in COMMAND.findall(README) if not command.startswith("longscan ")]
+TOOLS = [command for command in COMMAND.findall(README) if command.startswith("longscan-")]
+OTHERS = [command for command in COMMAND.findall(README) if not command.startswith("longscan")]
 
 
 @pytest.mark.parametrize("command", JOBS)
@@ -34,6 +36,17 @@ def test_jobs_run_as_they_are_written(command: str, tmp_path: Path, capsys: pyte
     else:
         assert (tmp_path / "OUT" / "_SUCCESS").exists()
         assert pq.read_table(tmp_path / "OUT" / "documents").num_rows == 2
+
+
+def test_tools_run_as_they_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_checkpoint(tmp_path / "MODEL", tokenizer=True)
+    mains = {"longscan-inspect": inspect.main, "longscan-convert": convert.main}
+    assert sorted(mains) == sorted(command.split()[0] for command in TOOLS)
+    for command in TOOLS:
+        name, *words = shlex.split(command)
+        assert mains[name]([str(tmp_path / word) if word.isupper() else word for word in words]) == 0
+    assert "hugging_face" in capsys.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "TARGET").iterdir()) == sorted(path.name for path in (tmp_path / "MODEL").iterdir())
 
 
 def test_the_commands_of_the_first_minute_are_those_that_ci_runs() -> None:

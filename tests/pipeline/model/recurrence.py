@@ -28,14 +28,17 @@ class Truth:
     """[L - 1]: of each token but the first, given those before it."""
 
 
-def truth(folder: Path, ids: torch.Tensor) -> Truth:
-    """Run one document from the zero state. In one thread: thousands of operations, each too small to share."""
+def truth(folder: Path, ids: torch.Tensor, *, norm_before_gate: bool = False) -> Truth:
+    """Run one document from the zero state. In one thread: thousands of operations, each too small to share.
+
+    norm_before_gate: which no Hugging Face config can ask for.
+    """
     with torch_threads(1):
-        return _truth(folder, ids)
+        return _truth(folder, ids, norm_before_gate)
 
 
-def _truth(folder: Path, ids: torch.Tensor) -> Truth:
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+def _truth(folder: Path, ids: torch.Tensor, norm_before_gate: bool) -> Truth:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8")) | {"norm_before_gate": norm_before_gate}
     tensors = {name: tensor.double() for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
     eps = config["layer_norm_epsilon"]
     stream_LD = tensors["backbone.embeddings.weight"][ids]
@@ -70,5 +73,12 @@ def _mixer(config: dict[str, Any], mixer: dict[str, torch.Tensor], x_LD: torch.T
         dt_bias_H=mixer["dt_bias"],
         dt_limit=(low, high),
     )
-    y_LI = oracle.gated_rms_norm(y_LHP.flatten(1), z_LI, mixer["norm.weight"], groups=G, eps=config["layer_norm_epsilon"])
+    y_LI = oracle.gated_rms_norm(
+        y_LHP.flatten(1),
+        z_LI,
+        mixer["norm.weight"],
+        groups=G,
+        eps=config["layer_norm_epsilon"],
+        norm_before_gate=config["norm_before_gate"],
+    )
     return y_LI @ mixer["out_proj.weight"].T + mixer.get("out_proj.bias", torch.zeros(())), state_HNP, tail_KC
