@@ -1,0 +1,180 @@
+"""What will run, from what was asked for and what is there: also for machines that the tests do not run on."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import tiny_checkpoint
+from longscan.kernels.segments import TILE
+from longscan.pipeline.config import JobConfig
+from longscan.pipeline.dryrun import estimate, measure_speed
+from longscan.pipeline.errors import ConfigError, ModelError
+from longscan.pipeline.model import Mamba2Geometry, read_geometry
+from longscan.pipeline.plan import make_plan
+from longscan.pipeline.records import RowGroup, SourceFile
+from longscan.pipeline.resolve import (
+    MAX_LANES,
+    Choice,
+    Device,
+    choose,
+    choose_sizes,
+    look_at_device,
+    model_facts,
+    model_folder,
+    tokenizer_of,
+)
+
+GB = 1 << 30
+CPU = Device("cpu", "x86_64", 16 * GB)
+H200 = Device("cuda", "NVIDIA H200", 140 * GB, (9, 0), has_tile=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("model"), tokenizer=True)
+
+
+@pytest.fixture(scope="module")
+def geometry(folder: Path) -> Mamba2Geometry:
+    return read_geometry(folder)
+
+
+def job(folder: Path, **keys: Any) -> JobConfig:
+    config = JobConfig()
+    config.model.path = str(folder)
+    for key, value in keys.items():
+        section, _, field = key.partition("__")
+        setattr(getattr(config, section), field, value)
+    return config
+
+
+def chosen(folder: Path, device: Device, **keys: Any) -> Choice:
+    config, geometry = job(folder, **keys), read_geometry(folder)
+    return choose(config, str(folder), geometry, tokenizer_of(config, geometry, str(folder)), device)
+
+
+def test_automatic_choices(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "longscan"):
+        here = chosen(folder, CPU)
+        there = chosen(folder, H200)
+    assert (here.device, here.backend, here.dtype) == ("cpu", "torch", "float32")
+    assert (there.device, there.backend, there.dtype) == ("cuda", "cutile", "bfloat16")
+    assert caplog.messages == [
+        "backend torch (there is no CUDA GPU that torch can use), float32 on cpu: x86_64",
+        "backend cutile (NVIDIA H200 runs it), bfloat16 on cuda: NVIDIA H200",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("device", "keys", "reason"),
+    [
+        (CPU, {}, "no CUDA GPU"),
+        (replace(H200, capability=(7, 5)), {}, "compute capability 7.5"),
+        (replace(H200, has_tile=False), {}, "cuda-tile is not installed"),
+        (H200, {"model__dtype": "float32"}, "model.dtype is float32"),
+    ],
+)
+def test_where_the_kernels_cannot_run(folder: Path, device: Device, keys: dict[str, Any], reason: str) -> None:
+    assert chosen(folder, device, **keys).backend == "torch"
+    with pytest.raises(ConfigError) as caught:
+        chosen(folder, device, engine__backend="cutile", **keys)
+    assert reason in str(caught.value)
+    assert "engine.backend=auto" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        ({"head_dim": 16}, "head_dim"),
+        ({"state_size": 24}, "state_size"),
+        ({"d_model": 96}, "multiples of 64"),
+    ],
+)
+def test_models_that_the_kernels_do_not_take(tmp_path: Path, sizes: dict[str, int], reason: str) -> None:
+    folder = tiny_checkpoint(tmp_path, tokenizer=True, **sizes)
+    assert chosen(folder, H200).backend == "torch"
+    with pytest.raises(ConfigError, match=reason):
+        chosen(folder, H200, engine__backend="cutile")
+
+
+def test_the_context_token(folder: Path) -> None:
+    assert chosen(folder, CPU).context_id is None
+    assert chosen(folder, CPU, task__name="score").context_id == 0
+    assert chosen(folder, CPU, model__add_bos=True).context_id == 0
+
+
+def test_what_cannot_be_had_is_told(folder: Path, tmp_path: Path) -> None:
+    config = job(folder)
+    config.task.embedding.truncate_dim = 65
+    with pytest.raises(ConfigError, match="truncate_dim"):
+        choose(config, str(folder), read_geometry(folder), None, CPU)
+    headless = tiny_checkpoint(tmp_path, tokenizer=True, base_model=True, tied=False)
+    with pytest.raises(ModelError, match="output projection"):
+        chosen(headless, CPU, task__name="score")
+
+
+def test_a_tokenizer_is_not_needed_for_token_ids(folder: Path, geometry: Mamba2Geometry) -> None:
+    assert tokenizer_of(job(folder, input__tokens_column="ids"), geometry, str(folder)) is None
+    assert tokenizer_of(job(folder), geometry, str(folder)) is not None
+
+
+@pytest.mark.parametrize("device", [CPU, H200], ids=lambda device: device.kind)
+def test_automatic_sizes(folder: Path, geometry: Mamba2Geometry, device: Device) -> None:
+    sizes = choose_sizes(job(folder), geometry, device, 10**9, 8)
+    assert sizes.step_tokens % TILE == 0
+    assert sizes.step_tokens >= 8192
+    assert 1 <= sizes.lanes <= MAX_LANES
+    assert sizes.shard_tokens == 10**9 // 64
+    large = replace(geometry, num_layers=64, d_model=4096, num_heads=128, head_dim=64, state_size=128)
+    lanes = choose_sizes(job(folder), large, device, 10**9, 8).lanes
+    assert 1 <= lanes <= MAX_LANES
+    assert lanes * large.state_bytes(4) < device.num_bytes / 2
+
+
+def test_sizes_as_asked(folder: Path, geometry: Mamba2Geometry) -> None:
+    config = job(folder, engine__lanes=3, engine__step_tokens=8256, engine__segment_tokens=64, output__shard_tokens=77)
+    sizes = choose_sizes(config, geometry, CPU, 1, 1)
+    assert (sizes.lanes, sizes.step_tokens, sizes.shard_tokens) == (3, 8256, 77)
+    assert choose_sizes(job(folder, engine__segment_tokens=1 << 17), geometry, CPU, 1, 1).step_tokens == 1 << 17
+
+
+def test_this_machine() -> None:
+    device = look_at_device(use_gpu=False)
+    assert device.kind == "cpu"
+    assert device.num_bytes > GB / 2
+    assert device.capability is None
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    assert model_folder(str(tmp_path), None) == str(tmp_path)
+    for name in ("no folder/of mine at all/x", "/gone"):
+        with pytest.raises(ModelError, match=r"model.path: expected a folder or a hub id, found no folder"):
+            model_folder(name, None)
+
+
+def test_facts_say_the_content_and_never_the_place(folder: Path, geometry: Mamba2Geometry) -> None:
+    facts = model_facts(chosen(folder, CPU), tokenizer_of(job(folder), geometry, str(folder)))
+    assert set(facts) == {"content", "tokenizer", "context_id"}
+    assert str(folder) not in str(facts)
+
+
+def test_an_estimate_adds_up(folder: Path, geometry: Mamba2Geometry) -> None:
+    files = [SourceFile("/x", "x", 1, "v", (RowGroup(10, 40_000_000), RowGroup(5, 40_000_000)))]
+    plan = make_plan(files, shard_tokens=1 << 22)
+    choice = chosen(folder, CPU)
+    sizes = choose_sizes(job(folder), geometry, CPU, plan.estimated_tokens, 4)
+    found = estimate(geometry, choice, sizes, plan, 4, 1000.0)
+    assert (found.rows, found.tokens, found.workers) == (15, 20_000_000, 2)
+    assert found.weights_bytes == 4 * geometry.num_parameters
+    said = str(found)
+    assert "15 rows" in said
+    assert "2:46:40 with 2 workers at 1.0 k tokens/s each" in said
+
+
+def test_speed_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longscan.pipeline.dryrun.PROBE_S", 0.05)
+    assert measure_speed(str(folder), chosen(folder, CPU), 128, 1, scores=True) > 10
