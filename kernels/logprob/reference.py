@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import torch
 from longscan.kernels.logprob import UNWANTED
+from longscan.kernels.segments import TILE
 
 ROWS = {"cpu": 256, "cuda": 1024}
 """Rows of a block. On a CPU the logits of a small vocabulary stay in the cache; on a GPU every product has this one shape."""
-
-FEWEST_ROWS = 8
-"""A CPU's products give a row the same bits in a block of any length from here on (below, another path sums in another order)."""
 
 VOCABULARY_BLOCK = 4096
 """Rows of half-precision weights that a CPU widens at a time."""
@@ -21,7 +19,9 @@ def logprob(hidden_TD: torch.Tensor, weight_VD: torch.Tensor, targets_T: torch.T
     result_T = torch.full(targets_T.shape, torch.nan, dtype=torch.float32, device=device)
     if device.type == "cpu":
         for rows in (targets_T != UNWANTED).nonzero()[:, 0].split(ROWS["cpu"]):
-            padded = torch.cat([rows, rows[:1].repeat(max(0, FEWEST_ROWS - len(rows)))])
+            # Up to whole tiles, as all products here: threads share the rows out, and those of a share of one to three rows
+            # are summed in another order. Of 9 rows on 2 threads, the last would have other bits than in company.
+            padded = torch.cat([rows, rows[:1].repeat(-len(rows) % TILE)])
             result_T[rows] = _block(hidden_TD[padded], weight_VD, targets_T[padded])[: len(rows)]
         return result_T
     # Picking the wanted rows would make the host wait for the device, so here every row is computed.

@@ -9,6 +9,7 @@ import torch
 from longscan.kernels.checks import Backend
 from longscan.kernels.logprob import UNWANTED, logprob, reference
 from longscan.kernels.logprob.cases import CASES, Case, Inputs, make
+from threads import torch_threads
 
 
 def truth(inputs: Inputs) -> torch.Tensor:
@@ -63,6 +64,20 @@ def test_a_row_has_the_same_bits_wherever_it_stands(vocabulary: int, dtype: torc
     assert torch.equal(among_gaps[few != UNWANTED], whole[few != UNWANTED])
 
 
+@pytest.mark.parametrize("threads", [1, 2, 16])
+def test_a_row_has_the_same_bits_among_any_number_of_rows(threads: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(1, 64, generator=generator).expand(70, -1)
+    weight = torch.randn(320, 64, generator=generator)
+    for target in range(0, 320, 40):
+        targets = torch.full((70,), target)
+        alone = logprob(hidden[:1], weight, targets[:1], backend="torch")
+        with torch_threads(threads):
+            for count in range(1, 71):
+                found = logprob(hidden[:count], weight, targets[:count], backend="torch")
+                assert torch.equal(found, alone.expand(count)), f"{count} rows"
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_bits_do_not_depend_on_the_number_of_threads(threads: int) -> None:
     inputs = make(CASES[0])
@@ -105,9 +120,9 @@ def test_logits_never_stand_for_more_than_a_block_of_rows(monkeypatch: pytest.Mo
         return logits
 
     monkeypatch.setattr(reference, "_logits", watched)
-    inputs = make(Case("long", 2000, 16, 300, wanted=1.0))
+    inputs = make(Case("long", 2048, 16, 300, wanted=1.0))
     logprob(inputs.hidden_TD, inputs.weight_VD, inputs.targets_T, backend="torch")
-    assert sum(rows for rows, _ in shapes) == 2000
+    assert sum(rows for rows, _ in shapes) == 2048
     assert max(rows for rows, _ in shapes) == reference.ROWS["cpu"]
 
 
