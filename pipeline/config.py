@@ -18,6 +18,8 @@ from longscan.pipeline.errors import ConfigError
 
 DEMO = "demo"
 """As model.path and input.path: what ships with longscan."""
+FORMATS = ("auto", "hugging_face", "state_spaces", "mistral")
+"""Of checkpoints; auto: by what the folder holds."""
 TASKS = ("embed", "score", "embed_score")
 
 
@@ -25,6 +27,7 @@ TASKS = ("embed", "score", "embed_score")
 class ModelConfig:
     path: str = "demo"
     revision: str | None = None
+    format: str = "auto"
     dtype: str = "auto"
     tokenizer: str | None = None
     add_bos: Any = "auto"
@@ -124,6 +127,7 @@ def _problems(config: JobConfig) -> Iterator[Problem]:
     yield from _paths(config)
     yield from _task(config.task)
     yield from _engine(config.engine)
+    yield from _choice("model.format", config.model.format, FORMATS)
     yield from _choice("model.dtype", config.model.dtype, ("auto", "float32", "bfloat16", "float16"))
     yield from _choice("model.add_bos", config.model.add_bos, ("auto", True, False))
     yield from _cluster(config.cluster)

@@ -67,7 +67,8 @@ def estimate(geometry: Mamba2Geometry, choice: Choice, sizes: Sizes, plan: Plan,
 def measure_speed(folder: str, choice: Choice, step_tokens: int, cores: int, scores: bool) -> float:
     """Tokens a second of the model alone on this machine, with `cores` cores; with log-probabilities if `scores`."""
     tokens = min(step_tokens, PROBE_TOKENS.get(choice.device, step_tokens)) // TILE * TILE
-    model = load_model(folder, dtype=getattr(torch, choice.dtype), device=choice.device, backend=choice.backend)
+    dtype = getattr(torch, choice.dtype)
+    model = load_model(folder, dtype=dtype, device=choice.device, backend=choice.backend, format=choice.format)
     ids_T = torch.arange(tokens, device=choice.device) % choice.vocab_size
     segments = Segments.pack([Entry(0, tokens, lane_out=0)], tokens // TILE, choice.device)
     state = model.new_state(1)

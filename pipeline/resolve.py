@@ -64,6 +64,8 @@ class Choice:
     context_id: int | None
     """Token that every document has as context."""
     vocab_size: int
+    format: str = "auto"
+    """Of the model's checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ def choose(config: JobConfig, folder: str, geometry: Mamba2Geometry, tokenizer: 
         raise ConfigError("model.append_eos: expected a tokenizer with an EOS token, found none; set model.append_eos=false")
     if config.task.embeds:
         check_width(config.task.embedding, geometry.d_model)
-    return Choice(folder, device.kind, backend, dtype, context, geometry.vocab_size)
+    return Choice(folder, device.kind, backend, dtype, context, geometry.vocab_size, config.model.format)
 
 
 def _no_cutile(geometry: Mamba2Geometry, dtype: str, device: Device) -> str | None:
@@ -181,7 +183,7 @@ def choose_sizes(config: JobConfig, geometry: Mamba2Geometry, device: Device, es
 def model_facts(choice: Choice, tokenizer: TextTokenizer | None) -> Mapping[str, Any]:
     """What the fingerprint and the provenance say of the model: its content, never its path."""
     return {
-        "content": model_hash(choice.folder),
+        "content": model_hash(choice.folder, format=choice.format),
         "tokenizer": None if tokenizer is None else tokenizer.fingerprint,
         "context_id": choice.context_id,
     }

@@ -83,8 +83,8 @@ def prepare(config: JobConfig) -> Prepared:
     output = locate(config.output.path, OutputError)
     scanned = scan(find_files(config.input.path, exclude=output), config.input)
     folder = model_folder(config.model.path, config.model.revision)
-    geometry = read_geometry(folder)
-    check_weights(folder, geometry)
+    geometry = read_geometry(folder, format=config.model.format)
+    check_weights(folder, geometry, format=config.model.format)
     tokenizer = tokenizer_of(config, geometry, folder)
     tokens = make_plan(scanned.files, shard_tokens=1 << 40, limit=config.limit).estimated_tokens
     config, workers = _settle_cluster(config, tokens)

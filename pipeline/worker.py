@@ -72,7 +72,12 @@ class Worker:
         self.output = locate(config.output.path, OutputError)
         with _fitting(choice, sizes):
             model = load_model(
-                folder, dtype=getattr(torch, choice.dtype), device=choice.device, backend=choice.backend, row_block=row_block
+                folder,
+                dtype=getattr(torch, choice.dtype),
+                device=choice.device,
+                backend=choice.backend,
+                row_block=row_block,
+                format=choice.format,
             )
             engine = Engine(
                 model,

@@ -99,7 +99,8 @@ class Mamba2:
         spare = self._projected - g.projected
         return _Layer(
             norm_D=wide("norm"),
-            in_proj=F.pad(plain("in_proj"), (0, 0, 0, spare)).T,
+            # Nothing to add, nothing to copy: it is most of the model.
+            in_proj=(F.pad(plain("in_proj"), (0, 0, 0, spare)) if spare else plain("in_proj")).T,
             in_proj_bias=F.pad(plain("in_proj_bias"), (0, spare)) if g.use_bias else None,
             conv_weight_CK=plain("conv_weight"),
             conv_bias_C=plain("conv_bias") if g.use_conv_bias else None,
