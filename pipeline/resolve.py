@@ -86,7 +86,11 @@ def model_folder(path: str, revision: str | None) -> str:
 
     wanted = ["*.json", "*.safetensors", "tokenizer.model", "merges.txt", "vocab.*"]
     try:
-        return str(snapshot_download(path, revision=revision, allow_patterns=wanted))
+        folder = Path(snapshot_download(path, revision=revision, allow_patterns=wanted))
+        if not any(folder.glob("*.safetensors")):
+            # PyTorch's own files, of the same commit: the folder has its name. They often lie beside the same weights as safetensors.
+            folder = Path(snapshot_download(path, revision=folder.name, allow_patterns=["pytorch_model*.bin"]))
+        return str(folder)
     except HFValidationError as error:
         raise ModelError(f"model.path: expected a folder or a hub id, found no folder at {path!r}") from error
     except Exception as error:  # the hub's client raises what its network library does

@@ -156,6 +156,25 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
             model_folder(name, None)
 
 
+@pytest.mark.parametrize("has", ["model.safetensors", "pytorch_model.bin"])
+def test_a_hub_id_is_fetched_as_safetensors_or_else_as_bin(has: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str | None] = []
+    snapshot = tmp_path / "snapshots" / "0123abcd"
+    snapshot.mkdir(parents=True)
+
+    def download(path: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        assert path == "someone/mamba2"
+        asked.append(revision)
+        if any(Path(has).match(pattern) for pattern in allow_patterns):
+            (snapshot / has).touch()
+        return str(snapshot)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert model_folder("someone/mamba2", "main") == str(snapshot)
+    assert (snapshot / has).exists()
+    assert asked == (["main"] if has == "model.safetensors" else ["main", "0123abcd"])
+
+
 def test_facts_say_the_content_and_never_the_place(folder: Path, geometry: Mamba2Geometry) -> None:
     facts = model_facts(chosen(folder, CPU), tokenizer_of(job(folder), geometry, str(folder)))
     assert set(facts) == {"content", "tokenizer", "context_id"}
