@@ -44,15 +44,23 @@ def load_weights(
     dtype: of the embedding, the projections and the convolution; the rest is fp32. format: one of FORMATS, or by content.
 
     Raises ModelError where files are missing or broken, and, all in one, where tensors are missing, unexpected, of another
-    shape, of no floating-point dtype, or hold NaN or infinity.
+    shape, of no floating-point dtype, or hold NaN or infinity, be it in `dtype` only.
     """
     folder, format = Path(folder), find_format(folder, format)
     wanted = _wanted(geometry)
     weights: dict[str, torch.Tensor] = {}
+    too_large: list[str] = []
     for name, values in read_tensors(folder, geometry, format=format, device=device):
         # A copy: what is read may be the mapped file, which may change or vanish under a long run.
         tensor = values.to(device, torch.float32 if wanted[name].fp32 else dtype, copy=True)
+        if torch.finfo(tensor.dtype).max < torch.finfo(values.dtype).max and bool((tensor.isinf() & values.to(device).isfinite()).any()):
+            too_large.append(f"{name} in {tensor.dtype}")
         weights[wanted[name].name] = tensor.squeeze(1) if name.endswith("conv1d.weight") else tensor
+    if too_large:
+        raise ModelError(
+            f"{folder}: expected weights within the range of their dtype, found larger ones in {', '.join(too_large)}."
+            " Use model.dtype=bfloat16 or float32."
+        )
     if geometry.tied:
         if "head" in weights and not torch.equal(weights["head"], weights["embedding"]):
             raise not_tied(folder, format)

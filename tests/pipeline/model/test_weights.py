@@ -138,6 +138,17 @@ def test_weights_that_are_not_finite_are_told(tmp_path: Path, value: float) -> N
         load(folder)
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)
+def test_weights_that_a_dtype_cannot_hold_are_told(tmp_path: Path, stored: torch.dtype) -> None:
+    folder = tiny_checkpoint(tmp_path)
+    weight = load_file(folder / "model.safetensors")["backbone.layers.1.mixer.out_proj.weight"].to(stored)
+    weight[0, 0] = 1e5
+    edit(folder, **{"backbone.layers.1.mixer.out_proj.weight": weight})
+    with pytest.raises(ModelError, match=r"found larger ones in layers.1.mixer.out_proj.weight in torch.float16. Use model.dtype=bfloat16"):
+        load(folder, torch.float16)
+    assert load(folder, torch.bfloat16)["layers.1.out_proj"].max() > 9e4
+
+
 def test_a_truncated_file_is_told(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path)
     file = folder / "model.safetensors"
