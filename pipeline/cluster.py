@@ -28,7 +28,7 @@ from longscan.pipeline.config import JobConfig
 from longscan.pipeline.errors import ConfigError, LongscanError, Stopped
 from longscan.pipeline.nodes import Node, Workers, cores_here
 from longscan.pipeline.progress import Progress
-from longscan.pipeline.worker import SHARDS_AT_ONCE, Chain, Job, Result, Worker
+from longscan.pipeline.worker import SHARDS_AT_ONCE, TRIES, Chain, Job, Result, Worker
 
 NO_LIMIT_S = -1
 """Ray Data gives a run up that yields no row for half an hour, which one long document may well take."""
@@ -105,11 +105,12 @@ def run_chains(job: Job, workers: Workers, chains: Sequence[Chain], progress: Pr
 
 def _connect(**settings: Any) -> bool:
     """Start Ray, or join it, unless this process is part of a cluster already. Whether it was this call that did."""
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its C++ part writes straight to the terminal
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a thread of Ray Data that comes late starts no cluster of its own
     import ray
 
     if ray.is_initialized():
         return False
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its C++ part writes straight to the terminal
     # Ray takes SIGTERM for itself, and ends the process where the command's own handler would end the run.
     before = signal.getsignal(signal.SIGTERM)
     ray.init(**settings, **QUIET)
@@ -176,12 +177,22 @@ def _pool(job: Job, workers: Workers, chains: Sequence[Chain], progress: Progres
         num_cpus=workers.cores,
         num_gpus=workers.gpus,
     )
-    with _watched(tally, progress):
+    with _watched(tally, progress), _ended(results):
         for row in results.iter_rows():
             answer = pickle.loads(row["results"])
             if isinstance(answer, LongscanError):
                 raise answer
             yield from answer
+
+
+@contextmanager
+def _ended(results: Any) -> Iterator[None]:
+    """Stops a data set's execution when it is left. Its threads go on otherwise where they are interrupted, and would take the next
+    cluster that this process joins for their own. There is no public way."""
+    try:
+        yield
+    finally:
+        results._synchronize_progress_bar()
 
 
 @contextmanager
@@ -239,11 +250,24 @@ class RayWorker:
     def _count(self, tokens: int) -> None:
         self._tally.add.remote(self._name, tokens)
 
+    def _run(self, chain: Chain) -> list[Result] | LongscanError:
+        """Results of a chain. Where the engine failed this process ends, for Ray to start it anew and to try the chain elsewhere.
+
+        A chain whose shard was begun TRIES times ends the run instead: it is not the machine then.
+        """
+        try:
+            return self._worker.run_chain(chain)
+        except Stopped as error:
+            if self._worker.most_attempts(chain) >= TRIES:
+                return error
+            log.error("a worker on %s ends and is started anew: %s", os.uname().nodename, error)
+            os._exit(1)
+
     async def __call__(self, batch: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Chains in, as the driver pickled them; a pickled list of results out for each, or the error that ends the run."""
         for chain in batch["chain"]:
             loop = asyncio.get_running_loop()
             answer: object = self._failure
             if answer is None:
-                answer = await loop.run_in_executor(self._threads, self._worker.run_chain, pickle.loads(chain))
+                answer = await loop.run_in_executor(self._threads, self._run, pickle.loads(chain))
             yield {"results": np.array([pickle.dumps(answer)], dtype=object)}

@@ -34,7 +34,9 @@ class Progress:
 
         every_s: how often a line is shown; by default more often on a terminal.
         """
-        self._estimated, self._num_shards = estimated_tokens, num_shards
+        self._left, self._num_shards = estimated_tokens, num_shards
+        self._ended = 0
+        """Of the estimate, what the shards had that are done."""
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._began = clock()
@@ -69,20 +71,22 @@ class Progress:
             self._tokens = max(self._tokens, tokens)
 
     def add_shard(self, report: ShardReport, estimated_tokens: int) -> None:
-        """A shard is committed. Its true tokens correct the estimate of the rest."""
+        """A shard is committed. What its tokens were, against their estimate, scales the estimate of the rest."""
         with self._lock:
             self._shards += 1
             self._documents += report.num_documents
             self._errors += report.num_errors
             self._done_tokens += report.num_tokens
-            self._estimated += report.num_tokens - estimated_tokens
+            self._left -= estimated_tokens
+            self._ended += estimated_tokens
 
     def line(self) -> str:
         """`812.0 k of about 1.3 M tokens, 62 %, 45.1 k tokens/s, 0:11 left; 3 of 6 shards, 120 documents, 0 errors`"""
         with self._lock:
             seconds = max(self._clock() - self._began, 1e-9)
             done = max(self._tokens, self._done_tokens)
-            total = max(self._estimated, done)
+            scale = self._done_tokens / self._ended if self._ended and self._done_tokens else 1.0
+            total = max(self._done_tokens + round(self._left * scale), done)
             speed = done / seconds
             finished = self._shards == self._num_shards
             share = 100 if finished else min(99, 100 * done // max(total, 1))

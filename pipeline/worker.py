@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 import torch
 from longscan.pipeline.config import JobConfig
-from longscan.pipeline.engine import Engine
-from longscan.pipeline.errors import ConfigError, LongscanError, OutputError
+from longscan.pipeline.engine import Engine, EngineFailed
+from longscan.pipeline.errors import ConfigError, LongscanError, OutputError, Stopped
 from longscan.pipeline.journey import Tools, process_shard
-from longscan.pipeline.ledger import report_of
+from longscan.pipeline.ledger import attempts, report_of
 from longscan.pipeline.model import load_model
 from longscan.pipeline.read import Reader
 from longscan.pipeline.records import Shard, ShardReport, has_windows
@@ -118,7 +118,10 @@ class Worker:
         self.tools.reader.close()
 
     def run_shard(self, shard: Shard) -> Result:
-        """Send one shard on its journey, unless it is committed already; try again what may pass. Never raises for its sake."""
+        """Send one shard on its journey, unless it is committed already; try again what may pass.
+
+        Raises Stopped where the engine has failed, and every further shard would: the worker is of no use then.
+        """
         for left in reversed(range(TRIES)):
             try:
                 done = report_of(self.output, shard.index)
@@ -128,6 +131,13 @@ class Worker:
                 if not left or self._stopped.is_set() or self._stopped.wait(TRIES - left):
                     return Result(shard.index, None, message)
                 log.warning("shard %d: %s; trying again", shard.index, message)
+            except EngineFailed as error:
+                if self._stopped.is_set():
+                    return Result(shard.index, None, str(error))
+                self._stopped.set()
+                raise Stopped(
+                    f"shard {shard.index}: {error}\nWhat is done is kept; once the cause is gone, run the same command again to go on"
+                ) from error
             except Exception as error:  # a fault of the program, or of the device: the run says so, other shards go on
                 if not self._stopped.is_set():
                     log.exception("shard %d failed", shard.index)
@@ -135,8 +145,17 @@ class Worker:
         raise AssertionError("the last try returns")
 
     def run_chain(self, chain: Chain) -> list[Result]:
-        """Shards that read on in one row group, one after the other."""
-        return [self.run_shard(shard) for shard in chain]
+        """Shards that read on in one row group, one after the other; none any more once the worker is stopped."""
+        results: list[Result] = []
+        for shard in chain:
+            if self._stopped.is_set():
+                break
+            results.append(self.run_shard(shard))
+        return results
+
+    def most_attempts(self, chain: Chain) -> int:
+        """How often the shard of `chain` that was begun most often has been begun, in all starts of the run."""
+        return max(attempts(self.output, shard.index) for shard in chain)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def test_line_before_during_and_after() -> None:
     progress.add_tokens(250)
     assert progress.line().startswith("250 of about 1.0 k tokens, 25 %, 25 tokens/s, 0:30 left; 0 of 2 shards")
     progress.add_shard(report(0, 400, documents=3, errors=1), 500)
-    assert progress.line() == "400 of about 900 tokens, 44 %, 40 tokens/s, 0:12 left; 1 of 2 shards, 3 documents, 1 errors"
+    assert progress.line() == "400 of about 800 tokens, 50 %, 40 tokens/s, 0:10 left; 1 of 2 shards, 3 documents, 1 errors"
     progress.add_shard(report(1, 600), 500)
     assert progress.line() == "1.0 k tokens in 0:10, 100 tokens/s; 2 of 2 shards, 4 documents, 1 errors"
 
