@@ -19,7 +19,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -177,22 +177,29 @@ def _pool(job: Job, workers: Workers, chains: Sequence[Chain], progress: Progres
         num_cpus=workers.cores,
         num_gpus=workers.gpus,
     )
-    with _watched(tally, progress), _ended(results):
-        for row in results.iter_rows():
-            answer = pickle.loads(row["results"])
+    with _watched(tally, progress), closing(_answers(results)) as answers:
+        for answer in answers:
             if isinstance(answer, LongscanError):
                 raise answer
             yield from answer
 
 
-@contextmanager
-def _ended(results: Any) -> Iterator[None]:
-    """Stops a data set's execution when it is left. Its threads go on otherwise where they are interrupted, and would take the next
-    cluster that this process joins for their own. There is no public way."""
+def _answers(results: Any) -> Generator[Any, None, None]:
+    """What the workers answered, as it comes; when it is closed, so is the data set's execution.
+
+    Not by the data set's `iter_rows`: its threads outlive it, and Ray ends the process, with an exit code of its own, where one
+    of them asks for something after `ray.shutdown`.
+    """
+    import ray
+
+    bundles = results.iter_internal_ref_bundles()
     try:
-        yield
+        for bundle in bundles:
+            for block in ray.get(bundle.block_refs):
+                for answer in block.column("results").to_pylist():
+                    yield pickle.loads(answer)
     finally:
-        results._synchronize_progress_bar()
+        del bundles  # ends the execution
 
 
 @contextmanager

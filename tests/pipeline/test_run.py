@@ -87,7 +87,7 @@ def until(happened: Callable[[], object], process: subprocess.Popen[bytes] | Non
     while not happened():
         assert process is None or process.poll() is None, "the process has ended"
         assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
+        time.sleep(0.005)
 
 
 def assert_same(output: Path, expected: Path) -> None:
@@ -147,9 +147,14 @@ def test_on_a_cluster_that_is_told_to_stop(
         os.kill(os.getpid(), signal.SIGTERM)
 
     stopper = threading.Thread(target=stop)
-    stopper.start()
-    code = main(job(model, source, output, "cluster=ray", f"cluster.address={address}", "cluster.workers=[1,2]"))
-    stopper.join()
+    slow = ("engine.step_tokens=64", "engine.lanes=1", "cluster.workers=[1,2]")
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # a signal that comes too late fails the test, and does not end all tests
+    try:
+        stopper.start()
+        code = main(job(model, source, output, "cluster=ray", f"cluster.address={address}", *slow))
+        stopper.join()
+    finally:
+        signal.signal(signal.SIGTERM, before)
     assert code == 75
     assert "longscan: error: stopped; what is done is kept" in capsys.readouterr().err
     assert main(job(model, source, output, "cluster=inprocess")) == 0
