@@ -34,8 +34,16 @@ def source(tmp_path: Path) -> Path:
 SMALL_SHARDS = "output.shard_tokens=500"
 
 
+AS_FROM_A_TERMINAL = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, as CI may be, ignores it and so would its children
+from longscan.jobs.run import main
+sys.exit(main())
+"""
+
+
 def run_process(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "longscan.jobs.run", *arguments]
+    command = [sys.executable, "-c", AS_FROM_A_TERMINAL, *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONWARNINGS": ""}
     return subprocess.Popen(command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
