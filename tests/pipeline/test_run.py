@@ -112,7 +112,9 @@ def committed(output: Path) -> int:
 def test_on_ray_on_this_machine(alone: Path, model: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(job(model, source, tmp_path / "out", "cluster=local", "cluster.workers=2")) == 0
     assert_same(tmp_path / "out", alone)
-    assert len({json.loads(path.read_text())["pid"] for path in attempts(tmp_path / "out")}) == 2, "both workers had shards"
+    workers = {json.loads(path.read_text())["pid"] for path in attempts(tmp_path / "out")}
+    assert 1 <= len(workers) <= 2, "a worker that is ready late finds nothing left"
+    assert os.getpid() not in workers
     assert "12 of 12 shards, 23 documents, 1 errors" in capsys.readouterr().err
 
 
