@@ -47,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(config: JobConfig) -> int:
     demo = config.input.path == DEMO
     if config.model.path == DEMO:
+        if not demo:
+            log.warning("model.path=demo: the small model that ships with longscan, trained on five novels; set model.path to your own")
         config.model.path = str(DEMO_FOLDER / "model")
     if demo:
         config.input.path = str(DEMO_FOLDER / "austen.parquet")

@@ -194,7 +194,8 @@ def _cluster(cluster: ClusterConfig) -> Iterator[Problem]:
         yield "cluster.workers", "1 with cluster=inprocess, which is one worker; several take cluster=local or ray", cluster.workers
     yield from _auto_or_number("cluster.cpus_per_worker", cluster.cpus_per_worker)
     gpus = cluster.gpus_per_worker
-    if gpus != "auto" and (isinstance(gpus, bool) or not isinstance(gpus, int | float) or gpus < 0 or (gpus > 1 and gpus % 1)):
+    # Written as what is allowed: every comparison with NaN is false.
+    if gpus != "auto" and (isinstance(gpus, bool) or not isinstance(gpus, int | float) or not (0 <= gpus <= 1 or gpus % 1 == 0 < gpus)):
         yield "cluster.gpus_per_worker", "auto, a share of a GPU, or a whole number that is not negative", gpus
 
 

@@ -5,6 +5,7 @@ find, scan -> choose -> open the output -> plan -> shards that are not done -> w
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Generator, Mapping, Sequence
@@ -21,6 +22,7 @@ from longscan.pipeline.duplicates import find_duplicates
 from longscan.pipeline.errors import OutputError, Stopped, TooManyErrors
 from longscan.pipeline.find import find_files
 from longscan.pipeline.fingerprint import provenance, run_facts
+from longscan.pipeline.ledger import RUN
 from longscan.pipeline.model import Mamba2Geometry, check_weights, read_geometry
 from longscan.pipeline.nodes import Workers, size_workers
 from longscan.pipeline.output import RunFolder, open_output
@@ -29,7 +31,7 @@ from longscan.pipeline.progress import Progress, count
 from longscan.pipeline.records import ShardReport
 from longscan.pipeline.resolve import Choice, Sizes, choose, choose_sizes, look_at_device, model_facts, model_folder, tokenizer_of
 from longscan.pipeline.scan import Scan, scan
-from longscan.pipeline.storage import locate
+from longscan.pipeline.storage import atomic_write, locate
 from longscan.pipeline.worker import SHARDS_AT_ONCE, Chain, Job, Result, Worker
 from longscan.pipeline.write import check_passthrough
 
@@ -149,35 +151,63 @@ def _work(prepared: Prepared, output: RunFolder) -> dict[str, Any]:
         f"; going on: {len(done)} shards are done already" if done else "",
     )
     began = time.monotonic()
-    failed = _run_shards(job, prepared.workers, chains, done, output)
+    results = _run_shards(job, prepared.workers, chains, done, output)
+    seconds = round(time.monotonic() - began, 3)
+    _write_metrics(prepared, job, results, seconds, output)
+    failed = [result for result in results if result.report is None]
     if failed:
         raise Stopped(
             f"{len(failed)} of {len(plan.shards)} shards failed, the first of them shard {failed[0].index}: {failed[0].error}\n"
             "What is done is kept; once the cause is gone, run the same command again to go on"
         )
-    return output.finish(
-        plan, config.task, duplicate_ids=_warn_of_duplicates(config, output, plan), seconds=round(time.monotonic() - began, 3)
-    )
+    return output.finish(plan, config.task, duplicate_ids=_warn_of_duplicates(config, output, plan), seconds=seconds)
 
 
 def _run_shards(job: Job, workers: Workers, chains: Sequence[Chain], done: Mapping[int, ShardReport], output: RunFolder) -> list[Result]:
-    """Run the chains; returns the shards that failed."""
+    """Run the chains; returns what became of each shard that was not done."""
     left = {shard.index: shard for chain in chains for shard in chain if shard.index not in done}
-    failed: list[Result] = []
+    ended: list[Result] = []
     if not left:
-        return failed
+        return ended
     with Progress(sum(shard.estimated_tokens for shard in left.values()), len(left)) as progress:
         start = _in_process if job.config.cluster.mode == "inprocess" else cluster.run_chains
         # Closed, not left to the garbage collector: workers must have ended before the output is unlocked.
         with closing(start(job, workers, chains, progress)) as results:
             for result in results:
                 output.check()
+                if result.index not in left:
+                    continue
+                ended.append(result)
                 if result.report is None:
                     log.error("shard %d failed, the others go on: %s", result.index, result.error)
-                    failed.append(result)
-                elif result.index in left:
+                else:
                     progress.add_shard(result.report, left[result.index].estimated_tokens)
-    return failed
+    return ended
+
+
+def _write_metrics(prepared: Prepared, job: Job, results: Sequence[Result], seconds: float, output: RunFolder) -> None:
+    """What this start of the run did, on what, and how fast; a start that had nothing to do leaves the one before it."""
+    if not results:
+        return
+    reports = [result.report for result in results if result.report is not None]
+    tokens = sum(report.num_tokens for report in reports)
+    metrics = {
+        "seconds": seconds,
+        "shards": len(reports),
+        "failed_shards": len(results) - len(reports),
+        "documents": sum(report.num_documents for report in reports),
+        "errors": sum(report.num_errors for report in reports),
+        "tokens": tokens,
+        "windows": sum(report.num_windows for report in reports),
+        "tokens_per_second": round(tokens / seconds, 1) if seconds else None,
+        "device": job.choice.device,
+        "backend": job.choice.backend,
+        "dtype": job.choice.dtype,
+        "sizes": asdict(job.sizes),
+        "cluster": prepared.config.cluster.mode,
+        "workers": asdict(prepared.workers),
+    }
+    atomic_write(output.place / RUN / "metrics.json", json.dumps(metrics, indent=2).encode())
 
 
 def _in_process(job: Job, workers: Workers, chains: Sequence[Chain], progress: Progress) -> Generator[Result, None, None]:

@@ -78,6 +78,8 @@ def test_what_can_be_carried_out(values: dict[str, Any]) -> None:
         ({"cluster__workers": [1, 2, 3]}, "cluster.workers"),
         ({"cluster__gpus_per_worker": 1.5}, "cluster.gpus_per_worker"),
         ({"cluster__gpus_per_worker": -1}, "cluster.gpus_per_worker"),
+        ({"cluster__gpus_per_worker": float("nan")}, "cluster.gpus_per_worker"),
+        ({"cluster__gpus_per_worker": float("inf")}, "cluster.gpus_per_worker"),
         ({"cluster__cpus_per_worker": 0}, "cluster.cpus_per_worker"),
         ({"limit": 0}, "limit: expected a whole number, at least 1, got 0"),
         ({"max_errors": -1}, "max_errors: expected a whole number, at least 0, got -1"),
