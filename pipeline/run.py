@@ -175,8 +175,8 @@ def _run_shards(job: Job, workers: Workers, chains: Sequence[Chain], done: Mappi
         with closing(start(job, workers, chains, progress)) as results:
             for result in results:
                 output.check()
-                if result.index not in left:
-                    continue
+                if result.index not in left and result.report is not None:
+                    continue  # of a chain that goes on: done by an earlier start
                 ended.append(result)
                 if result.report is None:
                     log.error("shard %d failed, the others go on: %s", result.index, result.error)

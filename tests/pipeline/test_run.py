@@ -14,11 +14,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes import tiny_checkpoint
 from longscan.jobs.run import main
-from tiny_jobs import rows, success, table, texts, words, write_input
+from longscan.pipeline.errors import OutputError
+from longscan.pipeline.records import ShardReport
+from tiny_jobs import rows, success, table, texts, unfinish, words, write_input
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own, on import and at its end
 
@@ -236,4 +239,30 @@ class TestInThisProcess:
         whole = write_input(tmp_path / "in.parquet", [*(text * 3 for text in texts(23)), None])
         assert main(job(model, whole, tmp_path / "out", "cluster=inprocess")) == 0
         assert success(tmp_path / "out")["shards"] > 4
+        assert_same(tmp_path / "out", alone)
+
+    def test_a_finished_shard_of_a_chain_that_cannot_be_looked_up_is_told_of(
+        self, alone: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is no shard that was left to do, and its failure is no less one."""
+        from longscan.pipeline import worker
+
+        whole = write_input(tmp_path / "in.parquet", [*(text * 3 for text in texts(23)), None])
+        command = job(model, whole, tmp_path / "out", "cluster=inprocess")
+        assert main(command) == 0
+        unfinish(tmp_path / "out", success(tmp_path / "out")["shards"] - 1)
+        true_report_of = worker.report_of
+
+        def away(output: Any, shard: int) -> ShardReport | None:
+            if shard == 0:
+                raise OutputError("the manifest is away")
+            return true_report_of(output, shard)
+
+        monkeypatch.setattr(worker, "report_of", away)
+        monkeypatch.setattr(worker, "TRIES", 1)
+        capsys.readouterr()
+        assert main(command) == 75
+        assert "the first of them shard 0: OutputError: the manifest is away" in capsys.readouterr().err
+        monkeypatch.undo()
+        assert main(command) == 0
         assert_same(tmp_path / "out", alone)
