@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from importlib.resources import files
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ AS_TYPED = (
     "model.path",
     "model.revision",
     "model.tokenizer",
+    "model.tokenizer_revision",
     "input.path",
     "input.text_column",
     "input.id_column",
@@ -48,7 +50,7 @@ AS_TYPED = (
     "cluster.address",
 )
 """Keys whose values arrive as they were typed, but for `null`, which unsets the optional ones."""
-OPTIONAL = ("model.revision", "model.tokenizer", "input.id_column", "input.tokens_column", "cluster.address")
+OPTIONAL = ("model.revision", "model.tokenizer", "model.tokenizer_revision", "input.id_column", "input.tokens_column", "cluster.address")
 
 
 def compose_job(words: Sequence[str], *, config_dir: str | None = None, config_name: str | None = None) -> JobConfig:
@@ -70,8 +72,8 @@ def compose_job(words: Sequence[str], *, config_dir: str | None = None, config_n
         raise ConfigError(explain(error)) from error
     assert isinstance(config, JobConfig)
     for key, value in typed.items():
-        section, field = key.split(".")
-        setattr(getattr(config, section), field, None if value == "null" and key in OPTIONAL else value)
+        section, _, field = key.rpartition(".")
+        setattr(attrgetter(section)(config), field, None if value == "null" and key in OPTIONAL else value)
     return config
 
 

@@ -17,10 +17,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _convert(options: argparse.Namespace) -> None:
     # Imported here because they bring torch along: mistakes in the words are told at once.
+    from longscan.pipeline.fetch import fetch_model
     from longscan.pipeline.model.convert import convert
-    from longscan.pipeline.resolve import model_folder
 
-    print(convert(model_folder(options.source, options.revision), options.target, format=options.format))
+    print(convert(fetch_model(options.source, options.revision).folder, options.target, format=options.format))
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

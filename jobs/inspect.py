@@ -21,10 +21,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _model(options: argparse.Namespace) -> None:
     # Imported here because they bring torch along: mistakes in the words are told at once.
+    from longscan.pipeline.fetch import fetch_model
     from longscan.pipeline.model.describe import describe
-    from longscan.pipeline.resolve import model_folder
 
-    folder = model_folder(str(DEMO_MODEL) if options.path == DEMO else options.path, options.revision)
+    folder = fetch_model(str(DEMO_MODEL) if options.path == DEMO else options.path, options.revision).folder
     found = describe(folder, lanes=options.lanes, format=options.format)
     print("\n".join(found.lines))
     if found.refusal:

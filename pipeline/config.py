@@ -30,6 +30,8 @@ class ModelConfig:
     format: str = "auto"
     dtype: str = "auto"
     tokenizer: str | None = None
+    tokenizer_revision: str | None = None
+    parse_special: bool = False
     add_bos: Any = "auto"
     append_eos: bool = False
 
@@ -127,6 +129,8 @@ def _problems(config: JobConfig) -> Iterator[Problem]:
     yield from _paths(config)
     yield from _task(config.task)
     yield from _engine(config.engine)
+    if config.model.tokenizer_revision is not None and config.model.tokenizer is None:
+        yield "model.tokenizer_revision", "null, or model.tokenizer to be the hub id that it is of", config.model.tokenizer_revision
     yield from _choice("model.format", config.model.format, FORMATS)
     yield from _choice("model.dtype", config.model.dtype, ("auto", "float32", "bfloat16", "float16"))
     yield from _choice("model.add_bos", config.model.add_bos, ("auto", True, False))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from longscan.kernels.segments import TILE, Entry, Segments
+from longscan.pipeline.fetch import fetch_model
 from longscan.pipeline.model import Mamba2Geometry, load_model
 from longscan.pipeline.plan import Plan
 from longscan.pipeline.progress import clock_time, count, num_bytes
@@ -64,11 +65,14 @@ def estimate(geometry: Mamba2Geometry, choice: Choice, sizes: Sizes, plan: Plan,
     )
 
 
-def measure_speed(folder: str, choice: Choice, step_tokens: int, cores: int, scores: bool) -> float:
-    """Tokens a second of the model alone on this machine, with `cores` cores; with log-probabilities if `scores`."""
+def measure_speed(path: str, revision: str | None, choice: Choice, step_tokens: int, cores: int, scores: bool) -> float:
+    """Tokens a second of the model alone on this machine, with `cores` cores; with log-probabilities if `scores`.
+
+    path, revision: of the model, which may have to be fetched there.
+    """
     tokens = min(step_tokens, PROBE_TOKENS.get(choice.device, step_tokens)) // TILE * TILE
     dtype = getattr(torch, choice.dtype)
-    model = load_model(folder, dtype=dtype, device=choice.device, backend=choice.backend, format=choice.format)
+    model = load_model(fetch_model(path, revision).folder, dtype=dtype, device=choice.device, backend=choice.backend, format=choice.format)
     ids_T = torch.arange(tokens, device=choice.device) % choice.vocab_size
     segments = Segments.pack([Entry(0, tokens, lane_out=0)], tokens // TILE, choice.device)
     state = model.new_state(1)

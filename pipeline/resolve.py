@@ -11,8 +11,7 @@ import logging
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from longscan.kernels.checks import Backend
 from longscan.kernels.segments import TILE
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.errors import ConfigError, ModelError
+from longscan.pipeline.fetch import Fetched, fetch_model, fetch_tokenizer
 from longscan.pipeline.model import Mamba2Geometry, model_hash
 from longscan.pipeline.pool import check_width
 from longscan.pipeline.schedule import check_sizes
@@ -77,34 +77,26 @@ class Sizes:
     shard_tokens: int
 
 
-def model_folder(path: str, revision: str | None) -> str:
-    """The folder of a model, fetched from the hub where `path` is the id of one. No code of it is ever run."""
-    if Path(path).is_dir():
-        return path
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
+def pinned(config: JobConfig) -> tuple[JobConfig, Fetched]:
+    """Fetch the model, and the tokenizer where it is named. Returns the configuration with their commits as revisions, and the model."""
+    model = fetch_model(config.model.path, config.model.revision)
+    settings = replace(config.model, revision=model.commit)
+    if settings.tokenizer is not None and config.input.tokens_column is None:
+        settings.tokenizer_revision = fetch_tokenizer(settings.tokenizer, settings.tokenizer_revision).commit
+    return replace(config, model=settings), model
 
-    wanted = ["*.json", "*.safetensors", "tokenizer.model", "merges.txt", "vocab.*"]
-    try:
-        folder = Path(snapshot_download(path, revision=revision, allow_patterns=wanted))
-        if not any(folder.glob("*.safetensors")):
-            # PyTorch's own files, of the same commit: the folder has its name. They often lie beside the same weights as safetensors.
-            folder = Path(snapshot_download(path, revision=folder.name, allow_patterns=["pytorch_model*.bin"]))
-        return str(folder)
-    except HFValidationError as error:
-        raise ModelError(f"model.path: expected a folder or a hub id, found no folder at {path!r}") from error
-    except Exception as error:  # the hub's client raises what its network library does
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ModelError(
-            f"model.path: expected a folder or a hub id, found no folder at {path!r}, and the hub did not give it: {reason}"
-        ) from error
+
+def tokenizer_folder(config: JobConfig, folder: str) -> str:
+    """Where the tokenizer is: with the model in `folder`, unless another is named."""
+    settings = config.model
+    return folder if settings.tokenizer is None else fetch_tokenizer(settings.tokenizer, settings.tokenizer_revision).folder
 
 
 def tokenizer_of(config: JobConfig, geometry: Mamba2Geometry, folder: str) -> TextTokenizer | None:
     """The tokenizer, checked to fit the model; None where documents bring token ids."""
     if config.input.tokens_column is not None:
         return None
-    tokenizer = load_tokenizer(config.model.tokenizer or folder)
+    tokenizer = load_tokenizer(tokenizer_folder(config, folder), parse_special=config.model.parse_special)
     check_fits(tokenizer, geometry.vocab_size)
     return tokenizer
 
@@ -184,10 +176,25 @@ def choose_sizes(config: JobConfig, geometry: Mamba2Geometry, device: Device, es
     return Sizes(int(lanes), int(step), int(shard))
 
 
-def model_facts(choice: Choice, tokenizer: TextTokenizer | None) -> Mapping[str, Any]:
-    """What the fingerprint and the provenance say of the model: its content, never its path."""
+def model_facts(config: JobConfig, choice: Choice, tokenizer: TextTokenizer | None) -> Mapping[str, Any]:
+    """What the fingerprint and the provenance say of the model: its content, and of a hub id the commit; never its path.
+
+    config: as `pinned` returns it.
+    """
     return {
         "content": model_hash(choice.folder, format=choice.format),
-        "tokenizer": None if tokenizer is None else tokenizer.fingerprint,
+        "commit": config.model.revision,
+        "tokenizer": None if tokenizer is None else tokenizer_facts(tokenizer, config.model.tokenizer_revision),
         "context_id": choice.context_id,
+    }
+
+
+def tokenizer_facts(tokenizer: TextTokenizer, commit: str | None) -> Mapping[str, Any]:
+    """What of a tokenizer decides ids. commit: of one that is named by its hub id."""
+    return {
+        "content": tokenizer.fingerprint,
+        "commit": commit,
+        "parse_special": tokenizer.parse_special,
+        "bos_id": tokenizer.bos_id,
+        "eos_id": tokenizer.eos_id,
     }

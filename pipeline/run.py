@@ -29,7 +29,7 @@ from longscan.pipeline.output import RunFolder, open_output
 from longscan.pipeline.plan import Plan, make_plan
 from longscan.pipeline.progress import Progress, count
 from longscan.pipeline.records import ShardReport
-from longscan.pipeline.resolve import Choice, Sizes, choose, choose_sizes, look_at_device, model_facts, model_folder, tokenizer_of
+from longscan.pipeline.resolve import Choice, Sizes, choose, choose_sizes, look_at_device, model_facts, pinned, tokenizer_of
 from longscan.pipeline.scan import Scan, scan
 from longscan.pipeline.storage import atomic_write, locate
 from longscan.pipeline.worker import SHARDS_AT_ONCE, Chain, Job, Result, Worker
@@ -84,7 +84,8 @@ def prepare(config: JobConfig) -> Prepared:
     check_passthrough(config.task, list(config.input.passthrough))
     output = locate(config.output.path, OutputError)
     scanned = scan(find_files(config.input.path, exclude=output), config.input)
-    folder = model_folder(config.model.path, config.model.revision)
+    config, model = pinned(config)
+    folder = model.folder
     geometry = read_geometry(folder, format=config.model.format)
     check_weights(folder, geometry, format=config.model.format)
     tokenizer = tokenizer_of(config, geometry, folder)
@@ -94,7 +95,7 @@ def prepare(config: JobConfig) -> Prepared:
     choice = choose(config, folder, geometry, tokenizer, device)
     settled = replace(config, model=replace(config.model, dtype=choice.dtype, add_bos=choice.context_id is not None))
     versions = {"longscan": version("longscan")}
-    facts = run_facts(settled, scanned.files, model=model_facts(choice, tokenizer), backend=choice.backend, versions=versions)
+    facts = run_facts(settled, scanned.files, model=model_facts(config, choice, tokenizer), backend=choice.backend, versions=versions)
     return Prepared(config, scanned, geometry, choice, choose_sizes(config, geometry, device, tokens, workers.most), facts, workers)
 
 
@@ -126,8 +127,7 @@ def _plan(prepared: Prepared) -> Plan:
 
 def _dry_run(prepared: Prepared) -> Estimate:
     config, choice, workers = prepared.config, prepared.choice, prepared.workers
-    folder = choice.folder if config.cluster.mode != "ray" else config.model.path
-    asked = (folder, choice, prepared.sizes.step_tokens, workers.cores, config.task.scores)
+    asked = (config.model.path, config.model.revision, choice, prepared.sizes.step_tokens, workers.cores, config.task.scores)
     speed = cluster.on_a_worker(config, workers.gpus, measure_speed, *asked)
     return estimate(prepared.geometry, choice, prepared.sizes, _plan(prepared), workers.most, speed)
 

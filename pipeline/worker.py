@@ -14,12 +14,13 @@ import torch
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.engine import Engine, EngineFailed
 from longscan.pipeline.errors import ConfigError, LongscanError, OutputError, Stopped
+from longscan.pipeline.fetch import fetch_model
 from longscan.pipeline.journey import Tools, process_shard
 from longscan.pipeline.ledger import attempts, report_of
 from longscan.pipeline.model import load_model
 from longscan.pipeline.read import Reader
 from longscan.pipeline.records import Shard, ShardReport, has_windows
-from longscan.pipeline.resolve import Choice, Sizes, model_folder
+from longscan.pipeline.resolve import Choice, Sizes, tokenizer_folder
 from longscan.pipeline.storage import locate
 from longscan.pipeline.tokenize import DocumentTokenizer, load_tokenizer
 from longscan.pipeline.write import Writer
@@ -65,8 +66,10 @@ class Worker:
         Raises ConfigError where the device's memory does not hold the model and the states.
         """
         config, choice, sizes = job.config, job.choice, job.sizes
-        folder = model_folder(config.model.path, config.model.revision)  # on this machine, which may not be the driver's
-        tokenizer = None if config.input.tokens_column is not None else load_tokenizer(config.model.tokenizer or folder)
+        folder = fetch_model(config.model.path, config.model.revision).folder  # on this machine, which may not be the driver's
+        tokenizer = None
+        if config.input.tokens_column is None:
+            tokenizer = load_tokenizer(tokenizer_folder(config, folder), parse_special=config.model.parse_special)
         row_block = sizes.step_tokens if choice.device == "cuda" else None
         self._stopped = threading.Event()
         self.output = locate(config.output.path, OutputError)

@@ -1,12 +1,10 @@
-"""A tokenizer from a folder or a hub id."""
+"""A tokenizer from a folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 from longscan.pipeline.errors import ModelError
 from longscan.pipeline.tokenize.tokenizer import TextTokenizer
 
@@ -14,8 +12,8 @@ TOKENIZER_FILE = "tokenizer.json"
 WANTED = "set model.tokenizer to the folder or hub id of the tokenizer that the model was trained with"
 
 
-def load_tokenizer(path: str, *, revision: str | None = None, parse_special: bool = False) -> TextTokenizer:
-    """The fast tokenizer of a local folder or hub id; no code that comes with it is ever run.
+def load_tokenizer(path: str, *, parse_special: bool = False) -> TextTokenizer:
+    """The fast tokenizer of a folder; no code that comes with it is ever run.
 
     Where there is a tokenizer.json, it alone decides the ids. AutoTokenizer is not asked then: by the model's type it may
     take a class of its own that keeps the file's vocabulary and replaces the rest (a mamba2 folder gets GPT-NeoX's
@@ -24,11 +22,11 @@ def load_tokenizer(path: str, *, revision: str | None = None, parse_special: boo
 
     Raises ModelError where there is no tokenizer, or none that the `tokenizers` library can run.
     """
-    source = f"tokenizer {path!r}" + (f" at revision {revision!r}" if revision else "")
+    source = f"tokenizer {path!r}"
+    if not path or not Path(path).is_dir():
+        raise ModelError(f"{source}: expected a folder, found none; {WANTED}")
     try:
-        loaded = _load(path, revision)
-    except ModelError:
-        raise
+        loaded = _load(path)
     except Exception as error:  # a damaged file makes transformers raise anything from KeyError to bare Exception
         raise ModelError(f"{source}: expected a tokenizer, could not load it: {_first_line(error)}; {WANTED}") from error
     if not getattr(loaded, "is_fast", False):
@@ -45,30 +43,12 @@ def load_tokenizer(path: str, *, revision: str | None = None, parse_special: boo
     return TextTokenizer(backend, bos_id=loaded.bos_token_id, eos_id=loaded.eos_token_id, parse_special=parse_special)
 
 
-def _load(path: str, revision: str | None) -> Any:
+def _load(path: str) -> Any:
     # Imported here because it takes seconds and brings torch along; tokenizing needs neither.
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    kind = PreTrainedTokenizerFast if _has_tokenizer_file(path, revision) else AutoTokenizer
-    return kind.from_pretrained(path, revision=revision, trust_remote_code=False)
-
-
-def _has_tokenizer_file(path: str, revision: str | None) -> bool:
-    folder = Path(path)
-    if path and folder.is_dir():
-        return (folder / TOKENIZER_FILE).is_file()
-    try:
-        hf_hub_download(path, TOKENIZER_FILE, revision=revision)
-    except HFValidationError as error:
-        raise ModelError(f"tokenizer {path!r}: expected a folder or a hub id, found neither; {WANTED}") from error
-    except (LocalEntryNotFoundError, RepositoryNotFoundError) as error:
-        raise ModelError(
-            f"tokenizer {path!r}: expected a folder or a hub id, found no such folder, and the hub did not give it: "
-            f"{_first_line(error)}; {WANTED}"
-        ) from error
-    except EntryNotFoundError:
-        return False
-    return True
+    kind = PreTrainedTokenizerFast if (Path(path) / TOKENIZER_FILE).is_file() else AutoTokenizer
+    return kind.from_pretrained(path, trust_remote_code=False, local_files_only=True)
 
 
 def _first_line(error: Exception) -> str:

@@ -24,7 +24,6 @@ from longscan.pipeline.resolve import (
     choose_sizes,
     look_at_device,
     model_facts,
-    model_folder,
     tokenizer_of,
 )
 
@@ -149,35 +148,10 @@ def test_this_machine() -> None:
     assert device.capability is None
 
 
-def test_a_model_that_is_not_there(tmp_path: Path) -> None:
-    assert model_folder(str(tmp_path), None) == str(tmp_path)
-    for name in ("no folder/of mine at all/x", "/gone"):
-        with pytest.raises(ModelError, match=r"model.path: expected a folder or a hub id, found no folder"):
-            model_folder(name, None)
-
-
-@pytest.mark.parametrize("has", ["model.safetensors", "pytorch_model.bin"])
-def test_a_hub_id_is_fetched_as_safetensors_or_else_as_bin(has: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str | None] = []
-    snapshot = tmp_path / "snapshots" / "0123abcd"
-    snapshot.mkdir(parents=True)
-
-    def download(path: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        assert path == "someone/mamba2"
-        asked.append(revision)
-        if any(Path(has).match(pattern) for pattern in allow_patterns):
-            (snapshot / has).touch()
-        return str(snapshot)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    assert model_folder("someone/mamba2", "main") == str(snapshot)
-    assert (snapshot / has).exists()
-    assert asked == (["main"] if has == "model.safetensors" else ["main", "0123abcd"])
-
-
 def test_facts_say_the_content_and_never_the_place(folder: Path, geometry: Mamba2Geometry) -> None:
-    facts = model_facts(chosen(folder, CPU), tokenizer_of(job(folder), geometry, str(folder)))
-    assert set(facts) == {"content", "tokenizer", "context_id"}
+    facts = model_facts(job(folder), chosen(folder, CPU), tokenizer_of(job(folder), geometry, str(folder)))
+    assert set(facts) == {"content", "commit", "tokenizer", "context_id"}
+    assert set(facts["tokenizer"]) == {"content", "commit", "parse_special", "bos_id", "eos_id"}
     assert str(folder) not in str(facts)
 
 
@@ -196,4 +170,4 @@ def test_an_estimate_adds_up(folder: Path, geometry: Mamba2Geometry) -> None:
 
 def test_speed_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longscan.pipeline.dryrun.PROBE_S", 0.05)
-    assert measure_speed(str(folder), chosen(folder, CPU), 128, 1, scores=True) > 10
+    assert measure_speed(str(folder), None, chosen(folder, CPU), 128, 1, scores=True) > 10

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from longscan.pipeline.errors import ModelError
 from longscan.pipeline.tokenize import TextTokenizer, check_fits, load_tokenizer
 from tokenizer_zoo import PROVEN, WORDS
@@ -108,47 +107,9 @@ def test_code_that_comes_with_a_tokenizer_is_never_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["no such folder", "a//b", "/no/such/folder", ""])
-def test_a_path_that_is_neither_folder_nor_hub_id_is_refused(path: str) -> None:
-    with pytest.raises(ModelError, match="expected a folder or a hub id"):
+def test_a_path_that_is_no_folder_is_refused(path: str) -> None:
+    with pytest.raises(ModelError, match="expected a folder, found none"):
         load_tokenizer(path)
-
-
-def test_a_hub_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable(*_: object, **options: object) -> str:
-        assert options == {"revision": "abc"}
-        raise LocalEntryNotFoundError("cannot reach the hub\nand more")
-
-    monkeypatch.setattr("longscan.pipeline.tokenize.load.hf_hub_download", unreachable)
-    with pytest.raises(ModelError, match="the hub did not give it: cannot reach the hub; set model"):
-        load_tokenizer("someone/tokenizer", revision="abc")
-
-
-def test_a_hub_id_is_loaded_at_its_revision(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, dict[str, object]]] = []
-
-    class Loaded:
-        is_fast, bos_token_id, eos_token_id, all_special_tokens = True, None, 0, ("<|end|>",)
-        backend_tokenizer = copy("gpt2")
-
-        @classmethod
-        def from_pretrained(cls, path: str, **options: object) -> type[Loaded]:
-            asked.append((path, options))
-            return cls
-
-    def download(path: str, name: str, **_: object) -> str:
-        if path == "someone/without":
-            raise EntryNotFoundError(name)
-        return name
-
-    monkeypatch.setattr("longscan.pipeline.tokenize.load.hf_hub_download", download)
-    monkeypatch.setattr("transformers.PreTrainedTokenizerFast", Loaded)
-    assert load_tokenizer("someone/with", revision="abc").eos_id == 0
-    monkeypatch.setattr("transformers.AutoTokenizer", Loaded)
-    load_tokenizer("someone/without")
-    assert asked == [
-        ("someone/with", {"revision": "abc", "trust_remote_code": False}),
-        ("someone/without", {"revision": None, "trust_remote_code": False}),
-    ]
 
 
 def test_parts_in_python_are_refused() -> None:
