@@ -24,6 +24,7 @@ from longscan.pipeline.errors import DocumentError
 from longscan.pipeline.feed import Feed
 from longscan.pipeline.forward import Forward, Launched, StepModel
 from longscan.pipeline.lanes import Caller, Lanes, OpenDocument, Step, StepTotals
+from longscan.pipeline.meter import Meter
 from longscan.pipeline.pool import check_width
 from longscan.pipeline.records import ErrorRow, Outcome, TokenStream
 from longscan.pipeline.rows import EntryResult, RowMaker, error_row
@@ -54,6 +55,8 @@ class Engine:
         vocab_size: int | None = None,
         constant_shape: bool | None = None,
         on_tokens: Callable[[int], None] | None = None,
+        meter: Meter | None = None,
+        forward: Callable[..., Forward] = Forward,
     ) -> None:
         """
         lanes, step_tokens, segment_tokens: numbers; ConfigError where they do not fit each other.
@@ -61,13 +64,17 @@ class Engine:
         vocab_size: ids from here on become error rows; None trusts the streams.
         constant_shape: every step has step_tokens rows. Default: on a GPU, where results would depend on the shape.
         on_tokens: called after each step, in the engine's thread, with the tokens that went through.
+        meter: charged with the stages feed, schedule, pack, copy, launch, wait, device and rows.
+        forward: makes what runs the steps.
         """
         check_sizes(lanes=lanes, step_tokens=step_tokens, segment_tokens=segment_tokens)
         if task.embeds:
             check_width(task.embedding, model.width)
         device = torch.device(device)
         constant_shape = device.type == "cuda" if constant_shape is None else constant_shape
-        self._forward = Forward(
+        self.width = model.width
+        self._meter = meter or Meter()
+        self._forward = forward(
             model,
             task,
             lanes=lanes,
@@ -76,6 +83,7 @@ class Engine:
             backend=backend,
             context_id=context_id,
             constant_shape=constant_shape,
+            meter=self._meter,
         )
         self._lanes = Lanes(
             lanes,
@@ -86,7 +94,6 @@ class Engine:
         )
         self._maker = RowMaker(task, segment_tokens=segment_tokens, context_id=context_id)
         self._vocab_size = vocab_size
-        self._steps_behind = 1 if device.type == "cuda" else 0
         self._on_tokens = on_tokens or (lambda _: None)
         # Re-entrant: a caller's generator may be closed by the garbage collector, in whatever thread it runs.
         lock = threading.RLock()
@@ -153,10 +160,11 @@ class Engine:
                     continue
             yield from rows
             if pull is not None:
-                pulled = pull()
-                with self._lock:
-                    feed.give(pulled)
-                    self._work.notify()
+                with self._meter("feed"):
+                    pulled = pull()
+                    with self._lock:
+                        feed.give(pulled)
+                        self._work.notify()
 
     def _check_alive(self) -> None:
         if self._failure is not None:
@@ -193,9 +201,11 @@ class Engine:
                 return
             if step is not None:
                 launched.append((step, self._forward.launch(step)))
-            if launched and (step is None or len(launched) > self._steps_behind):
+            if launched and (step is None or len(launched) > self._forward.steps_behind):
                 done, results = launched.popleft()
-                self._deliver(done, self._forward.collect(results))
+                found = self._forward.collect(results)
+                with self._meter("rows"):
+                    self._deliver(done, found)
 
     def _next_step(self, *, wait: bool) -> Step | None:
         """The next step, booked. None if the engine closes, or where `wait` is not set and none is due yet."""
@@ -205,7 +215,7 @@ class Engine:
                 ready, left = self._lanes.ready_tokens, deadline - time.monotonic()
                 more_to_come = ready < self._lanes.step_tokens and not all(caller.idle for caller in self._callers)
                 patient = more_to_come and (left > 0 or not wait)
-                step = None if patient else self._lanes.next_step()
+                step = None if patient else self._book()
                 if step is not None:
                     self._announce()
                     return step
@@ -215,6 +225,10 @@ class Engine:
                 if not ready:
                     deadline = time.monotonic() + PATIENCE_S
         return None
+
+    def _book(self) -> Step | None:
+        with self._meter("schedule"):
+            return self._lanes.next_step()
 
     def _deliver(self, step: Step, results: list[EntryResult]) -> None:
         """Make rows of a step and put them where their callers find them."""

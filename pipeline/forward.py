@@ -7,6 +7,7 @@ token where scores are asked for, and the vectors that are finished: never a hid
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,10 +16,11 @@ import numpy as np
 import torch
 from longscan.kernels.checks import Backend
 from longscan.kernels.logprob import UNWANTED
-from longscan.kernels.pool import PoolState, Run, pool, window_runs
+from longscan.kernels.pool import PoolOutput, PoolState, Run, pool, window_runs
 from longscan.kernels.segments import NO_LANE, TILE, Entry, Segments
 from longscan.pipeline.config import TaskConfig
 from longscan.pipeline.lanes import Step
+from longscan.pipeline.meter import DEVICE, Meter
 from longscan.pipeline.pool import finish_vectors
 from longscan.pipeline.records import Vector, window_tokens
 from longscan.pipeline.rows import EntryResult
@@ -45,6 +47,16 @@ class StepModel(Protocol):
         """Natural logarithm of each row's probability of its target, [T] fp32; NaN where the target is -1."""
 
 
+class Mark(Protocol):
+    """A place in the device's queue, as torch.Event is one."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has come past it."""
+
+    def elapsed_time(self, later: Any) -> float:
+        """Milliseconds of the device from here to a later mark; both are passed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Launched:
     """A step that is queued on the device. Its tensors are on the host, filled once `done` has passed."""
@@ -55,7 +67,8 @@ class Launched:
     """Of the first tokens of documents that begin in this step, in the order of their entries."""
     documents: dict[str, torch.Tensor]
     windows: dict[str, torch.Tensor]
-    done: torch.Event | None
+    begun: Mark | None
+    done: Mark | None
 
 
 class Forward:
@@ -72,12 +85,14 @@ class Forward:
         backend: Backend,
         context_id: int | None,
         constant_shape: bool,
+        meter: Meter | None = None,
     ) -> None:
         """The tables have a slot a lane and one more, `lanes`, for the state after the context token, written once here."""
         self.model = model
         self.task = task
         self.device = device
         self.backend: Backend = backend
+        self.meter = meter or Meter()
         self.first_lane = NO_LANE if context_id is None else lanes
         self.tiles = step_tokens // TILE if constant_shape else None
         self.pool_windows = task.embedding.window_tokens if task.embeds else None
@@ -86,37 +101,66 @@ class Forward:
         self._context_hidden = None if context_id is None else self._prefill(context_id)
         self._scores_first = scores_first_token(task, context_id)
 
+    @property
+    def steps_behind(self) -> int:
+        """Steps that are launched before the results of an earlier one are waited for."""
+        return 1 if self.device.type == "cuda" else 0
+
     @torch.inference_mode()
     def launch(self, step: Step) -> Launched:
         """Queue a step; tables are updated in the order of launches."""
-        segments = self._pack([e.entry for e in step.entries], step.num_tiles)
-        ids_T, targets_T = self._upload(step)
+        with self.meter("pack"):
+            segments = self._pack([e.entry for e in step.entries], step.num_tiles)
+        with self.meter("copy"):
+            ids_T, targets_T = self._upload(step)
+        with self.meter("launch"):
+            return self._queue(step, segments, ids_T, targets_T)
+
+    def _queue(self, step: Step, segments: Segments, ids_T: torch.Tensor, targets_T: torch.Tensor) -> Launched:
+        begun, began = self._mark(), time.perf_counter()
         hidden_TD, self.model_state = self.model.step(ids_T, segments, self.model_state)
         documents: dict[str, torch.Tensor] = {}
         windows: dict[str, torch.Tensor] = {}
         if self.pool_state is not None:
-            output, self.pool_state = pool(
-                hidden_TD,
-                state=self.pool_state,
-                poolings=self.task.embedding.pooling,
-                segments=segments,
-                window_tokens=self.pool_windows,
-                backend=self.backend,
-            )
+            output = self._pool(hidden_TD, segments, self.pool_state)
             documents = {pooling: self._to_host(vectors) for pooling, vectors in output.documents.items()}
             windows = {pooling: self._to_host(vectors) for pooling, vectors in output.windows.items()}
         logprobs_T = self._to_host(self.model.logprobs(hidden_TD, targets_T)) if self.task.scores else None
         first_logprobs = self._first_logprobs(step)
-        done = None
-        if self.device.type == "cuda":
-            done = torch.Event(self.device)
-            done.record()
-        return Launched(segments, logprobs_T, first_logprobs, documents, windows, done)
+        done = self._mark()
+        if done is None:
+            self.meter.add(DEVICE, wall=time.perf_counter() - began)
+        return Launched(segments, logprobs_T, first_logprobs, documents, windows, begun, done)
+
+    def _pool(self, hidden_TD: torch.Tensor, segments: Segments, state: PoolState) -> PoolOutput:
+        output, self.pool_state = pool(
+            hidden_TD,
+            state=state,
+            poolings=self.task.embedding.pooling,
+            segments=segments,
+            window_tokens=self.pool_windows,
+            backend=self.backend,
+        )
+        return output
+
+    def _mark(self) -> Mark | None:
+        """A mark behind all that is queued; None on a device that is done when a call returns."""
+        if self.device.type != "cuda":
+            return None
+        mark = torch.Event(self.device, enable_timing=True)
+        mark.record()
+        return mark
 
     def collect(self, launched: Launched) -> list[EntryResult]:
         """Wait for a step and cut its results into those of its entries, in order."""
-        if launched.done is not None:
-            launched.done.synchronize()
+        if launched.done is not None and launched.begun is not None:
+            with self.meter("wait"):
+                launched.done.synchronize()
+            self.meter.add(DEVICE, wall=launched.begun.elapsed_time(launched.done) / 1e3)
+        with self.meter("rows"):
+            return self._cut(launched)
+
+    def _cut(self, launched: Launched) -> list[EntryResult]:
         embedding = self.task.embedding
         documents = {pooling: finish_vectors(vectors.numpy(), embedding) for pooling, vectors in launched.documents.items()}
         windows = {pooling: finish_vectors(vectors.numpy(), embedding) for pooling, vectors in launched.windows.items()}

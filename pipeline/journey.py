@@ -7,9 +7,10 @@ them at once, each in a thread of its own; all meet in the one engine, which kee
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from longscan.pipeline.engine import Engine
+from longscan.pipeline.meter import Meter
 from longscan.pipeline.read import Reader
 from longscan.pipeline.records import Shard, ShardReport
 from longscan.pipeline.tokenize import DocumentTokenizer
@@ -24,13 +25,17 @@ class Tools:
     tokenizer: DocumentTokenizer
     engine: Engine
     writer: Writer
+    meter: Meter = field(default_factory=Meter)
 
 
 def process_shard(shard: Shard, tools: Tools) -> ShardReport:
     """Read, tokenize, run and write one shard; what it says is committed when this returns, nothing of it if it raises."""
-    documents = tools.reader.read(shard)
-    streams = tools.tokenizer.tokenize(documents)
+    meter = tools.meter
+    documents = meter.each("read", tools.reader.read(shard))
+    streams = meter.each("tokenize", tools.tokenizer.tokenize(documents))
     with tools.writer.open(shard) as part, closing(tools.engine.process(streams)) as outcomes:
         for outcome in outcomes:
-            part.add(outcome)
-        return part.commit()
+            with meter("write"):
+                part.add(outcome)
+        with meter("commit"):
+            return part.commit()

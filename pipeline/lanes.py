@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from longscan.kernels.segments import NO_LANE, TILE, Entry
 from longscan.pipeline.records import Document, Ids, Outcome, TokenBlock
-from longscan.pipeline.schedule import Assignment, Candidate, StepPlan, plan_step, ready_tokens
+from longscan.pipeline.schedule import Assignment, Candidate, plan_step, ready_tokens
 
 Offsets = npt.NDArray[np.int64]
 
@@ -150,8 +150,11 @@ class StepTotals:
         """Share of the steps' rows that held no token."""
         return 1.0 - self.tokens / self.rows if self.rows else 0.0
 
-    def plus(self, plan: StepPlan) -> StepTotals:
-        return StepTotals(self.steps + 1, self.tokens + plan.num_tokens, self.rows + plan.num_tiles * TILE)
+    def plus(self, other: StepTotals) -> StepTotals:
+        return StepTotals(self.steps + other.steps, self.tokens + other.tokens, self.rows + other.rows)
+
+    def minus(self, other: StepTotals) -> StepTotals:
+        return StepTotals(self.steps - other.steps, self.tokens - other.tokens, self.rows - other.rows)
 
 
 class Lanes:
@@ -206,7 +209,7 @@ class Lanes:
         )
         if not plan.assignments:
             return None
-        self.totals = self.totals.plus(plan)
+        self.totals = self.totals.plus(StepTotals(1, plan.num_tokens, plan.num_tiles * TILE))
         self._free = self._free[sum(self._takes_lane(a) for a in plan.assignments) :]
         entries = tuple(self._book(a) for a in plan.assignments)
         return Step(entries, plan.num_tiles, plan.num_tokens)

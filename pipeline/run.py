@@ -12,6 +12,7 @@ from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import reduce
 from importlib.metadata import version
 from typing import Any
 
@@ -32,7 +33,7 @@ from longscan.pipeline.records import ShardReport
 from longscan.pipeline.resolve import Choice, Sizes, choose, choose_sizes, look_at_device, model_facts, pinned, tokenizer_of
 from longscan.pipeline.scan import Scan, scan
 from longscan.pipeline.storage import atomic_write, locate
-from longscan.pipeline.worker import SHARDS_AT_ONCE, Chain, Job, Result, Worker
+from longscan.pipeline.worker import SHARDS_AT_ONCE, Chain, EngineBuilder, Job, Result, Usage, Worker
 from longscan.pipeline.write import check_passthrough
 
 log = logging.getLogger(__name__)
@@ -54,8 +55,10 @@ class Prepared:
     workers: Workers
 
 
-def run(config: JobConfig) -> dict[str, Any] | Estimate:
+def run(config: JobConfig, *, build: EngineBuilder | None = None) -> dict[str, Any] | Estimate:
     """Do the job, or go on with it. Returns the summary of the finished run, as `_SUCCESS` holds it; for a dry run an estimate.
+
+    build: makes the workers' engines instead of `worker.build_engine`.
 
     Raises ConfigError, ModelError, InputError, OutputError before anything starts, TooManyErrors once the run is complete
     with more error rows than allowed, Stopped where it is not complete and can go on.
@@ -70,7 +73,7 @@ def run(config: JobConfig) -> dict[str, Any] | Estimate:
                 log.info("%s: the run is complete already, nothing to do", output.place)
                 summary = output.summary()
             else:
-                summary = _work(prepared, output)
+                summary = _work(prepared, output, build)
     if summary["errors"] > config.max_errors:
         raise TooManyErrors(
             f"the run is complete, but {summary['errors']} rows failed, and max_errors={config.max_errors}; "
@@ -132,7 +135,7 @@ def _dry_run(prepared: Prepared) -> Estimate:
     return estimate(prepared.geometry, choice, prepared.sizes, _plan(prepared), workers.most, speed)
 
 
-def _work(prepared: Prepared, output: RunFolder) -> dict[str, Any]:
+def _work(prepared: Prepared, output: RunFolder, build: EngineBuilder | None) -> dict[str, Any]:
     """Run the shards that are not done, and mark the run as done."""
     config = prepared.config
     if output.started:
@@ -142,7 +145,7 @@ def _work(prepared: Prepared, output: RunFolder) -> dict[str, Any]:
         output.start(plan)
     done = output.reports()
     chains = [chain for chain in plan.chains() if any(shard.index not in done for shard in chain)]
-    job = Job(config, prepared.choice, Sizes(**plan.sizes), plan.passthrough, provenance(output.facts))
+    job = Job(config, prepared.choice, Sizes(**plan.sizes), plan.passthrough, provenance(output.facts), build)
     log.info(
         "%d documents in %d shards, about %s tokens%s",
         plan.num_rows,
@@ -191,6 +194,7 @@ def _write_metrics(prepared: Prepared, job: Job, results: Sequence[Result], seco
         return
     reports = [result.report for result in results if result.report is not None]
     tokens = sum(report.num_tokens for report in reports)
+    usage = reduce(Usage.plus, (result.usage for result in results if result.usage is not None), Usage())
     metrics = {
         "seconds": seconds,
         "shards": len(reports),
@@ -206,6 +210,12 @@ def _write_metrics(prepared: Prepared, job: Job, results: Sequence[Result], seco
         "sizes": asdict(job.sizes),
         "cluster": prepared.config.cluster.mode,
         "workers": asdict(prepared.workers),
+        "worker_seconds": round(usage.seconds, 3),
+        "steps": usage.steps.steps,
+        "waste": round(usage.steps.waste, 4),
+        "stages": {
+            stage: {"cpu_seconds": round(cost.cpu, 3), "seconds": round(cost.wall, 3)} for stage, cost in sorted(usage.costs.items())
+        },
     }
     atomic_write(output.place / RUN / "metrics.json", json.dumps(metrics, indent=2).encode())
 

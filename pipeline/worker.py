@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +17,9 @@ from longscan.pipeline.engine import Engine, EngineFailed
 from longscan.pipeline.errors import ConfigError, LongscanError, OutputError, Stopped
 from longscan.pipeline.fetch import fetch_model
 from longscan.pipeline.journey import Tools, process_shard
+from longscan.pipeline.lanes import StepTotals
 from longscan.pipeline.ledger import attempts, report_of
+from longscan.pipeline.meter import Cost, Costs, Meter, add_costs
 from longscan.pipeline.model import load_model
 from longscan.pipeline.read import Reader
 from longscan.pipeline.records import Shard, ShardReport, has_windows
@@ -33,8 +36,28 @@ TRIES = 3
 """Of a shard in one worker, before it is reported as failed: a file or the network may be away for a moment."""
 
 
+EngineBuilder = Callable[["Job", str, Callable[[int], None] | None, Meter], Engine]
+
 Chain = tuple[Shard, ...]
 """Shards that read on in one row group, to be taken one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a worker has done between two moments."""
+
+    seconds: float = 0.0
+    """Of one worker, or the sum of several's."""
+    steps: StepTotals = field(default_factory=StepTotals)
+    costs: Costs = field(default_factory=dict)
+
+    def plus(self, other: Usage) -> Usage:
+        return Usage(self.seconds + other.seconds, self.steps.plus(other.steps), add_costs(self.costs, other.costs))
+
+    def minus(self, other: Usage) -> Usage:
+        """What came since `other`, an earlier one of the same worker."""
+        back = {stage: Cost(-cost.cpu, -cost.wall) for stage, cost in other.costs.items()}
+        return Usage(self.seconds - other.seconds, self.steps.minus(other.steps), add_costs(self.costs, back))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +69,8 @@ class Job:
     sizes: Sizes
     passthrough: pa.Schema
     provenance: Mapping[str, Any]
+    build: EngineBuilder | None = None
+    """Makes the worker's engine, from what `build_engine` takes; None for `build_engine` itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +80,8 @@ class Result:
     index: int
     report: ShardReport | None
     error: str = ""
+    usage: Usage | None = None
+    """What the worker has done since the result before it that has one."""
 
 
 class Worker:
@@ -70,30 +97,11 @@ class Worker:
         tokenizer = None
         if config.input.tokens_column is None:
             tokenizer = load_tokenizer(tokenizer_folder(config, folder), parse_special=config.model.parse_special)
-        row_block = sizes.step_tokens if choice.device == "cuda" else None
+        meter = Meter()
         self._stopped = threading.Event()
         self.output = locate(config.output.path, OutputError)
         with _fitting(choice, sizes):
-            model = load_model(
-                folder,
-                dtype=getattr(torch, choice.dtype),
-                device=choice.device,
-                backend=choice.backend,
-                row_block=row_block,
-                format=choice.format,
-            )
-            engine = Engine(
-                model,
-                config.task,
-                lanes=sizes.lanes,
-                step_tokens=sizes.step_tokens,
-                segment_tokens=config.engine.segment_tokens,
-                device=choice.device,
-                backend=choice.backend,
-                context_id=choice.context_id,
-                vocab_size=choice.vocab_size,
-                on_tokens=on_tokens,
-            )
+            engine = (job.build or build_engine)(job, folder, on_tokens, meter)
         self.tools = Tools(
             reader=Reader(config.input, job.passthrough),
             tokenizer=DocumentTokenizer(
@@ -102,10 +110,15 @@ class Worker:
                 workers=threads,
                 with_offsets=has_windows(config.task),
                 append_eos=config.model.append_eos,
+                meter=meter,
             ),
             engine=engine,
-            writer=Writer(self.output, config.task, model.width, job.passthrough, job.provenance),
+            writer=Writer(self.output, config.task, engine.width, job.passthrough, job.provenance),
+            meter=meter,
         )
+        self._began = time.monotonic()
+        self._told = Usage()
+        self._telling = threading.Lock()
 
     def __enter__(self) -> Worker:
         return self
@@ -153,12 +166,45 @@ class Worker:
         for shard in chain:
             if self._stopped.is_set():
                 break
-            results.append(self.run_shard(shard))
+            results.append(replace(self.run_shard(shard), usage=self._usage()))
         return results
+
+    def _usage(self) -> Usage:
+        """What has been done since the last call."""
+        with self._telling:
+            now = Usage(time.monotonic() - self._began, self.tools.engine.totals, self.tools.meter.costs())
+            before, self._told = self._told, now
+        return now.minus(before)
 
     def most_attempts(self, chain: Chain) -> int:
         """How often the shard of `chain` that was begun most often has been begun, in all starts of the run."""
         return max(attempts(self.output, shard.index) for shard in chain)
+
+
+def build_engine(job: Job, folder: str, on_tokens: Callable[[int], None] | None, meter: Meter) -> Engine:
+    """The model in `folder`, on its device, in an engine. Raises what torch does where the memory does not hold it."""
+    config, choice, sizes = job.config, job.choice, job.sizes
+    model = load_model(
+        folder,
+        dtype=getattr(torch, choice.dtype),
+        device=choice.device,
+        backend=choice.backend,
+        row_block=sizes.step_tokens if choice.device == "cuda" else None,
+        format=choice.format,
+    )
+    return Engine(
+        model,
+        config.task,
+        lanes=sizes.lanes,
+        step_tokens=sizes.step_tokens,
+        segment_tokens=config.engine.segment_tokens,
+        device=choice.device,
+        backend=choice.backend,
+        context_id=choice.context_id,
+        vocab_size=choice.vocab_size,
+        on_tokens=on_tokens,
+        meter=meter,
+    )
 
 
 @contextmanager

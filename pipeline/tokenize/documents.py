@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 from longscan.pipeline.errors import ConfigError, DocumentError
+from longscan.pipeline.meter import Meter, MeteredExecutor
 from longscan.pipeline.records import BEGINNING, Cut, Document, ErrorRow, TokenBlock, TokenStream
 from longscan.pipeline.tokenize.blocks import EosBlocks, batch_blocks, checked_ids, close_iterator, encode_batch, id_blocks
 from longscan.pipeline.tokenize.texts import PIECE_BYTES, TextBlocks
@@ -38,11 +38,12 @@ class DocumentTokenizer:
         with_offsets: bool = False,
         append_eos: bool = False,
         piece_bytes: int = PIECE_BYTES,
+        meter: Meter | None = None,
     ) -> None:
         """tokenizer: None where documents bring token ids. vocab_size: the model's, for those ids.
 
         with_offsets: blocks say where in the text their tokens stand. append_eos: after a document's last token; a document
-        without tokens stays so.
+        without tokens stays so. meter: charged with the stage tokenize.
 
         Raises ConfigError where there is no EOS token to append.
         """
@@ -54,7 +55,7 @@ class DocumentTokenizer:
         self._with_offsets, self.piece_bytes = with_offsets, piece_bytes
         # Threads of our own instead of the library's: as many as asked for, and each takes what is next when it is free.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        self._executor = ThreadPoolExecutor(workers, thread_name_prefix="tokenize")
+        self._executor = MeteredExecutor(workers, meter=meter or Meter(), stage="tokenize")
 
     def __enter__(self) -> DocumentTokenizer:
         return self

@@ -1,0 +1,254 @@
+"""`longscan-bench job`: a whole job from Parquet to Parquet, against its model alone in the same run, and what each stage took.
+
+longscan-bench job --lengths lognormal:8000 --tokens 4000000 --model MODEL
+longscan-bench job --lengths constant:500 --fake-rate 2000000      the host's side alone, with a device that only sleeps
+
+--keys takes what `longscan` takes: `--keys engine.lanes=64 task.embedding.window_tokens=1024`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from longscan.jobs.command import finish
+from longscan.pipeline.config import DEMO
+
+DEMO_MODEL = Path(__file__).parent / "demo" / "model"
+STEP_TOKENS, LANES = 65536, 256
+"""Of the sleeping device, as on an H200."""
+SAMPLE_S = 0.02
+STAGES = ("read", "tokenize", "feed", "schedule", "pack", "copy", "launch", "wait", "rows", "write", "commit", "device")
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """What one job came to."""
+
+    lengths: str
+    task: str
+    documents: int
+    tokens: int
+    longest: int
+    cores: int
+    workers: int
+    device: str
+    backend: str
+    seconds: float
+    """Of the workers, from when their models were loaded to the last commit; with several workers their mean."""
+    whole_seconds: float
+    """Of everything, planning and loading too."""
+    tokens_per_second: float
+    model_tokens_per_second: float
+    """Of the model alone, in full steps; for the sleeping device its rate."""
+    share_of_model: float
+    device_share: float
+    """Of the workers' seconds, those in which the device computed."""
+    waste: float
+    """Of the steps' rows, those without a token."""
+    host_cpu_ns_per_token: float
+    """CPU time of this process for all but the model; where the model runs on the CPU, of the stages without `launch`."""
+    host_cpu_share: float | None
+    """Of the process' CPU time, what was not the model's."""
+    host_peak_mb: float
+    host_before_mb: float
+    """This process' memory before the job: torch and the corpus' maker."""
+    device_peak_mb: float
+    stages: dict[str, dict[str, float]]
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        yield f"{self.lengths}, task={self.task}: {self.documents} documents, {self.tokens} tokens, the longest {self.longest}"
+        yield f"{self.workers} worker(s) on {self.cores} cores, {self.device}, {self.backend}"
+        yield f"job      {self.tokens_per_second:12,.0f} tokens/s in {self.seconds:.2f} s; {self.whole_seconds:.2f} s from start to end"
+        yield f"model    {self.model_tokens_per_second:12,.0f} tokens/s alone; the job has {self.share_of_model:.1%} of it"
+        yield f"device   computed {self.device_share:.1%} of the time; {self.waste:.2%} of its rows held no token"
+        yield f"host     {self.host_cpu_ns_per_token:.0f} ns of CPU time a token" + (
+            "" if self.host_cpu_share is None else f", {self.host_cpu_share:.1%} of all CPU time"
+        )
+        yield f"memory   host {self.host_peak_mb:.0f} MB at its peak, {self.host_before_mb:.0f} before; device {self.device_peak_mb:.0f} MB"
+        yield "stage       CPU s   ns/token  seconds"
+        for name, cost in self.stages.items():
+            yield f"{name:10}{cost['cpu_seconds']:7.2f}{1e9 * cost['cpu_seconds'] / max(self.tokens, 1):11.1f}{cost['seconds']:9.2f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command. Returns its exit code: 0 done, 2 cannot be done, 75 stopped."""
+    options = _parse(sys.argv[1:] if arguments is None else arguments)
+    return finish("longscan-bench", lambda: _report(options))
+
+
+def bench_job(options: argparse.Namespace) -> JobRecord:
+    """Make the corpus, run the job, and say what it took. The corpus and the output are gone afterwards, unless options.keep."""
+    from longscan.jobs.bench_corpus import lengths_of, make_corpus
+    from longscan.jobs.compose import compose_job
+    from longscan.pipeline.run import run
+    from longscan.pipeline.tokenize import load_tokenizer
+
+    kind, _, size = options.lengths.partition(":")
+    with _folder(options.keep) as folder:
+        corpus = make_corpus(
+            folder / "corpus.parquet", lengths_of(kind, int(size or 8000), options.tokens, options.seed), load_tokenizer(options.model)
+        )
+        words = [f"model.path={options.model}", f"input.path={corpus.path}", f"output.path={folder / 'out'}", "input.id_column=id"]
+        words += [f"task={options.task}", f"cluster={options.cluster}"]
+        build = None
+        if options.fake_rate:
+            from longscan.jobs.bench_fake import sleeping_engine
+
+            build = sleeping_engine(options.fake_rate, options.fake_width)
+            words += [f"engine.step_tokens={STEP_TOKENS}", f"engine.lanes={LANES}"]
+        config = compose_job([*words, *options.keys])
+        with _watched() as watch:
+            run(config, build=build)
+        metrics: dict[str, Any] = json.loads((folder / "out" / "_run" / "metrics.json").read_text())
+        return _record(options, corpus, metrics, watch, _model_alone(options, config, metrics))
+
+
+def _record(options: argparse.Namespace, corpus: Any, metrics: dict[str, Any], watch: Watch, model: float) -> JobRecord:
+    stages = {name: metrics["stages"][name] for name in STAGES if name in metrics["stages"]}
+    workers = metrics["workers"]["most"]
+    seconds = metrics["worker_seconds"] / workers
+    tokens = metrics["tokens"]
+    apart = options.fake_rate or metrics["device"] == "cuda"
+    staged = sum(cost["cpu_seconds"] for name, cost in stages.items() if apart or name != "launch")
+    here = options.cluster == "inprocess"
+    return JobRecord(
+        lengths=options.lengths,
+        task=options.task,
+        documents=corpus.documents,
+        tokens=tokens,
+        longest=corpus.longest,
+        cores=metrics["workers"]["cores"],
+        workers=workers,
+        device=f"sleeping, {options.fake_rate:.0f} tokens/s" if options.fake_rate else metrics["device"],
+        backend=metrics["backend"],
+        seconds=round(seconds, 3),
+        whole_seconds=round(watch.seconds, 3),
+        tokens_per_second=tokens / seconds,
+        model_tokens_per_second=model,
+        share_of_model=tokens / seconds / (model * workers),
+        device_share=stages.get("device", {"seconds": 0.0})["seconds"] / metrics["worker_seconds"],
+        waste=metrics["waste"],
+        host_cpu_ns_per_token=1e9 * (watch.cpu_seconds if apart and here else staged) / tokens,
+        host_cpu_share=staged / watch.cpu_seconds if here and not apart else None,
+        host_peak_mb=watch.peak_mb,
+        host_before_mb=watch.before_mb,
+        device_peak_mb=watch.device_mb,
+        stages=stages,
+    )
+
+
+def _model_alone(options: argparse.Namespace, config: Any, metrics: dict[str, Any]) -> float:
+    """Tokens a second of the model in full steps, on what the job ran on."""
+    if options.fake_rate:
+        return float(options.fake_rate)
+    from longscan.pipeline.dryrun import measure_speed
+    from longscan.pipeline.run import prepare
+
+    choice = prepare(config).choice
+    return measure_speed(choice.folder, choice, metrics["sizes"]["step_tokens"], metrics["workers"]["cores"], config.task.scores)
+
+
+class Watch:
+    """Memory and time of this process while it is watched."""
+
+    def __init__(self) -> None:
+        self.before_mb = self.peak_mb = resident_mb()
+        self.seconds = self.cpu_seconds = self.device_mb = 0.0
+        self._began, self._cpu = time.perf_counter(), time.process_time()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        import torch
+
+        self.seconds, self.cpu_seconds = time.perf_counter() - self._began, time.process_time() - self._cpu
+        self._ended.set()
+        self._thread.join()
+        if torch.cuda.is_available():
+            self.device_mb = torch.cuda.max_memory_allocated() / 1e6
+
+    def _sample(self) -> None:
+        while not self._ended.wait(SAMPLE_S):
+            self.peak_mb = max(self.peak_mb, resident_mb())
+
+
+def resident_mb() -> float:
+    """Memory of this process that is not swapped out, in 10^6 bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+@contextmanager
+def _watched() -> Iterator[Watch]:
+    watch = Watch()
+    try:
+        yield watch
+    finally:
+        watch.end()
+
+
+@contextmanager
+def _folder(keep: str | None) -> Iterator[Path]:
+    if keep is not None:
+        Path(keep).mkdir(parents=True, exist_ok=True)
+        yield Path(keep)
+        return
+    with tempfile.TemporaryDirectory(prefix="longscan-bench-") as folder:
+        yield Path(folder)
+
+
+def _report(options: argparse.Namespace) -> None:
+    record = bench_job(options)
+    print("\n".join(record.lines()))
+    if options.json:
+        Path(options.json).write_text(json.dumps(asdict(record), indent=2), "utf-8")
+
+
+def _lengths(word: str) -> str:
+    from longscan.jobs.bench_corpus import LENGTHS
+
+    kind, _, size = word.partition(":")
+    if kind not in LENGTHS or (size and not (size.isdecimal() and int(size))):
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(LENGTHS)}, with a number of tokens behind a colon, got {word!r}")
+    return word
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The words of `longscan-bench job`."""
+    parser.add_argument("--lengths", type=_lengths, default="lognormal:8000", metavar="KIND[:TOKENS]")
+    parser.add_argument("--tokens", type=int, default=2_000_000, help="of the whole corpus, about")
+    parser.add_argument("--model", default=DEMO, help="folder of the model, and of the tokenizer")
+    parser.add_argument("--task", default="embed", choices=("embed", "score", "embed_score"))
+    parser.add_argument("--cluster", default="inprocess", choices=("inprocess", "local"))
+    parser.add_argument("--fake-rate", type=float, default=0.0, metavar="TOKENS_PER_S", help="a device that only sleeps, of this speed")
+    parser.add_argument("--fake-width", type=int, default=768, help="of its vectors")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", metavar="FOLDER", help="where the corpus and the output stay")
+    parser.add_argument("--json", metavar="FILE", help="the same numbers for a program")
+    parser.add_argument("--keys", nargs="*", default=[], metavar="key=value", help="further keys of the job, as `longscan` takes them")
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="longscan-bench", allow_abbrev=False)
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
+    add_arguments(kinds.add_parser("job", help="a whole job against its model alone", allow_abbrev=False))
+    options = parser.parse_args(arguments)
+    if options.model == DEMO:
+        options.model = str(DEMO_MODEL)
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""`longscan-bench job`: what it makes, what it measures, and that its sleeping device behaves like one that computes."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from fakes import tiny_checkpoint
+from longscan.jobs.bench_corpus import LENGTHS, lengths_of, make_corpus
+from longscan.jobs.bench_fake import Moment, SleepingModel
+from longscan.jobs.bench_job import DEMO_MODEL, main
+from longscan.kernels.segments import Entry, Segments
+from longscan.pipeline.tokenize import load_tokenizer
+from tiny_jobs import table
+
+
+@pytest.mark.parametrize("kind", LENGTHS)
+def test_lengths_come_to_the_tokens_that_were_asked_for(kind: str) -> None:
+    lengths = lengths_of(kind, 500, 100_000)
+    assert min(lengths) >= 1
+    assert sum(lengths) == pytest.approx(100_000, rel=0.05)
+    assert lengths == lengths_of(kind, 500, 100_000)
+
+
+def test_lengths_are_what_their_names_say() -> None:
+    assert lengths_of("giant", 500, 9000) == [9000]
+    assert set(lengths_of("constant", 500, 9000)) == {500}
+    drawn = sorted(lengths_of("lognormal", 8000, 4_000_000))
+    assert drawn[len(drawn) // 2] == pytest.approx(8000, rel=0.2)
+    assert drawn[-1] > 10 * drawn[0]
+    mixed = lengths_of("mixed", 8000, 1_000_000)
+    assert max(mixed) == 250_000
+    assert mixed.count(500) == 500
+
+
+def test_a_corpus_has_the_lengths_in_tokens(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(DEMO_MODEL)
+    lengths = [1, 500, 20_000, 64]
+    corpus = make_corpus(tmp_path / "c.parquet", lengths, tokenizer)
+    texts = pq.read_table(corpus.path)["text"].to_pylist()
+    found = [len(tokens.ids) for tokens in tokenizer.encode(texts)]
+    assert found == pytest.approx(lengths, abs=2)
+    assert (corpus.documents, corpus.tokens, corpus.longest) == (4, sum(lengths), 20_000)
+
+
+def test_the_sleeping_device_takes_its_time_once_for_all_that_is_queued() -> None:
+    model = SleepingModel(rate=64_000.0, width=3)
+    segments = Segments.pack([Entry(0, 64)], 10)
+    began = time.perf_counter()
+    for _ in range(3):
+        hidden_TD, _ = model.step(None, segments, None)  # type: ignore[arg-type]
+    assert time.perf_counter() - began < 0.01
+    assert hidden_TD.shape == (640, 3)
+    Moment(model.busy_until).synchronize()
+    assert 0.03 <= time.perf_counter() - began < 0.2
+    assert Moment(1.0).elapsed_time(Moment(1.5)) == 500.0
+
+
+def test_a_job_on_the_sleeping_device_says_where_its_time_went(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["job", "--lengths", "constant:500", "--tokens", "200000", "--fake-rate", "1e6", "--task", "embed_score"]
+    assert main([*words, "--json", str(tmp_path / "record.json"), "--keep", str(tmp_path / "kept")]) == 0
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["documents"] == 400
+    assert record["tokens"] == pytest.approx(200_000, rel=0.01)
+    assert 0 < record["device_share"] <= 1
+    assert record["share_of_model"] == pytest.approx(record["tokens_per_second"] / 1e6)
+    assert record["stages"]["device"]["seconds"] >= 200_000 / 1e6
+    assert record["stages"]["tokenize"]["cpu_seconds"] > record["stages"]["rows"]["cpu_seconds"] > 0
+    assert record["host_peak_mb"] >= record["host_before_mb"] > 0
+    printed = capsys.readouterr().out
+    assert "tokens/s" in printed
+    assert "tokenize" in printed
+    written = table(tmp_path / "kept" / "out", "documents")
+    assert written.num_rows == 400
+    assert sum(written["num_tokens"].to_pylist()) == record["tokens"]
+
+
+def test_a_job_with_a_real_model_is_held_against_it(tmp_path: Path) -> None:
+    model = tiny_checkpoint(tmp_path / "model", tokenizer=True)
+    words = ["job", "--lengths", "lognormal:300", "--tokens", "20000", "--model", str(model)]
+    assert main([*words, "--json", str(tmp_path / "record.json"), "--keys", "task.embedding.pooling=[max]"]) == 0
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["model_tokens_per_second"] > 0
+    assert 0 < record["host_cpu_share"] < 1
+    assert 0 < record["device_share"] <= 1
+    assert 0 < record["waste"] < 0.5
+
+
+def test_words_that_mean_nothing_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["job", "--lengths", "short:3"])
+    assert "constant, lognormal" in capsys.readouterr().err
