@@ -157,7 +157,7 @@ def _model_alone(options: argparse.Namespace, config: Any, metrics: dict[str, An
     from longscan.pipeline.run import prepare
 
     choice = prepare(config).choice
-    return measure_speed(choice.folder, choice, metrics["sizes"]["step_tokens"], metrics["workers"]["cores"], config.task.scores)
+    return measure_speed(choice.folder, None, choice, metrics["sizes"]["step_tokens"], metrics["workers"]["cores"], config.task.scores)
 
 
 class Watch:
