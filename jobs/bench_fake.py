@@ -41,6 +41,9 @@ class SleepingModel:
         self.busy_until = max(self.busy_until, time.perf_counter()) + segments.num_rows / self.rate
         return torch.ones(1, self.width).expand(segments.num_rows, -1), None
 
+    def state_norms(self, state: Any, lane: int) -> torch.Tensor:
+        return torch.zeros(1, dtype=torch.float64)
+
     def logprobs(self, hidden_TD: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(targets_T))
 

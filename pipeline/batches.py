@@ -36,6 +36,8 @@ def documents_batch(rows: Sequence[DocumentRow], task: TaskConfig, schema: pa.Sc
     if task.scores:
         for name in ("log_likelihood", "num_scored_tokens", "num_bytes", "bits_per_byte"):
             columns[name] = pa.array([getattr(row, name) for row in rows], schema.field(name).type)
+    for name in ("state_norm_max", "state_norm_mean") if task.state_norm else ():
+        columns[name] = pa.array([getattr(row, name) for row in rows], pa.float64())
     return _batch(columns, schema)
 
 
@@ -44,6 +46,8 @@ def windows_batch(rows: Sequence[WindowRow], task: TaskConfig, schema: pa.Schema
     columns: dict[str, Any] = {"doc_id": pa.array([row.document.doc_id for row in rows], pa.string())}
     for name in ("window_index", "token_start", "token_end", "char_start", "char_end"):
         columns[name] = pa.array([getattr(row, name) for row in rows], pa.int64())
+    if "context_start" in schema.names:
+        columns["context_start"] = pa.array([row.context_start for row in rows], pa.int64())
     columns |= _vectors(rows, task, schema)
     if "log_likelihood" in schema.names:
         columns["log_likelihood"] = pa.array([row.log_likelihood for row in rows], pa.float64())

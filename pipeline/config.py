@@ -32,6 +32,7 @@ class ModelConfig:
     tokenizer: str | None = None
     tokenizer_revision: str | None = None
     parse_special: bool = False
+    decay_scale: float = 1.0
     add_bos: Any = "auto"
     append_eos: bool = False
 
@@ -66,6 +67,7 @@ class TaskConfig:
     name: str = "embed"
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     score: ScoreConfig = field(default_factory=ScoreConfig)
+    state_norm: bool = False
 
     @property
     def embeds(self) -> bool:
@@ -82,6 +84,7 @@ class EngineConfig:
     lanes: Any = "auto"
     step_tokens: Any = "auto"
     segment_tokens: int = 8192
+    reset_tokens: int | None = None
     checkpoint_tokens: int = 1048576
 
 
@@ -134,6 +137,9 @@ def _problems(config: JobConfig) -> Iterator[Problem]:
     yield from _choice("model.format", config.model.format, FORMATS)
     yield from _choice("model.dtype", config.model.dtype, ("auto", "float32", "bfloat16", "float16"))
     yield from _choice("model.add_bos", config.model.add_bos, ("auto", True, False))
+    scale = config.model.decay_scale
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < float("inf"):
+        yield "model.decay_scale", "a positive number; 1 leaves the model as it is", scale
     yield from _cluster(config.cluster)
     yield from _auto_or_number("output.shard_tokens", config.output.shard_tokens)
     yield from _at_least("max_errors", config.max_errors, 0)
@@ -181,10 +187,21 @@ def _engine(engine: EngineConfig) -> Iterator[Problem]:
     yield from _auto_or_number("engine.lanes", engine.lanes)
     for key in ("segment_tokens", "checkpoint_tokens"):
         yield from _multiple(f"engine.{key}", getattr(engine, key))
+    if engine.reset_tokens is not None:
+        yield from _reset(engine.reset_tokens, engine.segment_tokens)
     if engine.step_tokens != "auto":
         yield from _multiple("engine.step_tokens", engine.step_tokens)
         if isinstance(engine.step_tokens, int) and engine.step_tokens < engine.segment_tokens:
             yield "engine.step_tokens", f"at least engine.segment_tokens ({engine.segment_tokens})", engine.step_tokens
+
+
+def _reset(reset: int, segment: int) -> Iterator[Problem]:
+    """A step takes whole segments, so the two kinds of borders must fall together."""
+    from longscan.kernels.segments import TILE
+
+    if not _is_number(reset, TILE) or reset % TILE or not _is_number(segment, TILE) or (reset % segment and segment % reset):
+        expected = f"a multiple of {TILE} that divides engine.segment_tokens ({segment}), or a multiple of that, or null"
+        yield "engine.reset_tokens", expected, reset
 
 
 def _cluster(cluster: ClusterConfig) -> Iterator[Problem]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import pyarrow.parquet as pq
 from longscan.pipeline.plan import Plan
@@ -28,7 +29,7 @@ class Duplicates:
 
 def find_duplicates(output: Location, plan: Plan) -> Duplicates:
     """Look through the ids of a run whose shards are all committed."""
-    return count_duplicates(_ids(output, plan))
+    return count_duplicates(committed(output, plan, "doc_id"))
 
 
 def count_duplicates(ids: Iterable[str], slots: int = TABLE_SLOTS) -> Duplicates:
@@ -45,15 +46,17 @@ def count_duplicates(ids: Iterable[str], slots: int = TABLE_SLOTS) -> Duplicates
     return Duplicates(number, first)
 
 
-def _ids(output: Location, plan: Plan) -> Iterator[str]:
-    def read(shard: Shard) -> list[str]:
+def committed(output: Location, plan: Plan, column: str) -> Iterator[Any]:
+    """A column of documents/, from its first row to its last, of a run whose shards are all committed."""
+
+    def read(shard: Shard) -> list[Any]:
         place = output / "documents" / shard.part_name
         with place.fs.open(place.path, "rb") as file:
-            ids: list[str] = pq.read_table(file, columns=["doc_id"]).column(0).to_pylist()
-        return ids
+            values: list[Any] = pq.read_table(file, columns=[column]).column(0).to_pylist()
+        return values
 
     shards = iter(plan.shards)
     with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
         while some := list(islice(shards, PARTS_AT_ONCE)):
-            for ids in pool.map(read, some):
-                yield from ids
+            for values in pool.map(read, some):
+                yield from values

@@ -52,6 +52,7 @@ class Engine:
         device: torch.device | str,
         backend: Backend,
         context_id: int | None = None,
+        reset_tokens: int | None = None,
         vocab_size: int | None = None,
         constant_shape: bool | None = None,
         on_tokens: Callable[[int], None] | None = None,
@@ -61,6 +62,7 @@ class Engine:
         """
         lanes, step_tokens, segment_tokens: numbers; ConfigError where they do not fit each other.
         context_id: token given to every document as context before its first (`score.context_token`), None for none.
+        reset_tokens: a document starts afresh, state and context, at every multiple of it; poolings and sums go on.
         vocab_size: ids from here on become error rows; None trusts the streams.
         constant_shape: every step has step_tokens rows. Default: on a GPU, where results would depend on the shape.
         on_tokens: called after each step, in the engine's thread, with the tokens that went through.
@@ -84,6 +86,7 @@ class Engine:
             context_id=context_id,
             constant_shape=constant_shape,
             meter=self._meter,
+            reset_tokens=reset_tokens,
         )
         self._lanes = Lanes(
             lanes,
@@ -91,8 +94,10 @@ class Engine:
             segment_tokens=segment_tokens,
             first_lane=self._forward.first_lane,
             constant_shape=constant_shape,
+            reset_tokens=reset_tokens,
+            keep_lanes=task.state_norm,
         )
-        self._maker = RowMaker(task, segment_tokens=segment_tokens, context_id=context_id)
+        self._maker = RowMaker(task, segment_tokens=segment_tokens, context_id=context_id, reset_tokens=reset_tokens)
         self._vocab_size = vocab_size
         self._on_tokens = on_tokens or (lambda _: None)
         # Re-entrant: a caller's generator may be closed by the garbage collector, in whatever thread it runs.

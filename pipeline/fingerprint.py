@@ -28,18 +28,18 @@ def run_facts(
 
     Files count by name, size and version: moving a whole input elsewhere changes nothing.
     """
-    task: Facts = {"name": config.task.name}
+    task: Facts = {"name": config.task.name, "state_norm": config.task.state_norm}
     if config.task.embeds:
         task["embedding"] = asdict(config.task.embedding)
     if config.task.scores:
         task["score"] = asdict(config.task.score)
     content = ("tokens_column", config.input.tokens_column) if config.input.tokens_column else ("text_column", config.input.text_column)
-    settings = config.model
+    names = ("dtype", "add_bos", "append_eos", "decay_scale")
     return {
-        "model": {**model, "dtype": settings.dtype, "add_bos": settings.add_bos, "append_eos": settings.append_eos},
+        "model": {**model, **{name: getattr(config.model, name) for name in names}},
         "input": {content[0]: content[1], "id_column": config.input.id_column, "passthrough": list(config.input.passthrough)},
         "task": task,
-        "engine": {"backend": backend, "segment_tokens": config.engine.segment_tokens},
+        "engine": {"backend": backend, "segment_tokens": config.engine.segment_tokens, "reset_tokens": config.engine.reset_tokens},
         "limit": config.limit,
         "seed": config.seed,
         "versions": dict(versions),

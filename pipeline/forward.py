@@ -8,8 +8,8 @@ token where scores are asked for, and the vectors that are finished: never a hid
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ from longscan.kernels.logprob import UNWANTED
 from longscan.kernels.pool import PoolOutput, PoolState, Run, pool, window_runs
 from longscan.kernels.segments import NO_LANE, TILE, Entry, Segments
 from longscan.pipeline.config import TaskConfig
-from longscan.pipeline.lanes import Step
+from longscan.pipeline.lanes import NO_TOKEN, Step, StepEntry
 from longscan.pipeline.meter import DEVICE, Meter
 from longscan.pipeline.pool import finish_vectors
 from longscan.pipeline.records import Vector, window_tokens
@@ -46,6 +46,9 @@ class StepModel(Protocol):
     def logprobs(self, hidden_TD: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
         """Natural logarithm of each row's probability of its target, [T] fp32; NaN where the target is -1."""
 
+    def state_norms(self, state: Any, lane: int) -> torch.Tensor:
+        """[layers, ...], float64: norms of the parts of a lane's state in each layer; asked for where task.state_norm is."""
+
 
 class Mark(Protocol):
     """A place in the device's queue, as torch.Event is one."""
@@ -63,8 +66,12 @@ class Launched:
 
     segments: Segments
     logprobs_T: torch.Tensor | None
+    firsts: list[list[int]]
+    """By entry: rows, counted from the entry's first, before tokens that only the context comes before; -1 for a document's first."""
     first_logprobs: torch.Tensor | None
-    """Of the first tokens of documents that begin in this step, in the order of their entries."""
+    """Of these tokens, in the order of `firsts`."""
+    norms: list[torch.Tensor]
+    """As `state_norms` gives them, for each entry that ends its document."""
     documents: dict[str, torch.Tensor]
     windows: dict[str, torch.Tensor]
     begun: Mark | None
@@ -85,6 +92,7 @@ class Forward:
         backend: Backend,
         context_id: int | None,
         constant_shape: bool,
+        reset_tokens: int | None = None,
         meter: Meter | None = None,
     ) -> None:
         """The tables have a slot a lane and one more, `lanes`, for the state after the context token, written once here."""
@@ -94,6 +102,7 @@ class Forward:
         self.backend: Backend = backend
         self.meter = meter or Meter()
         self.first_lane = NO_LANE if context_id is None else lanes
+        self.reset_tokens = reset_tokens
         self.tiles = step_tokens // TILE if constant_shape else None
         self.pool_windows = task.embedding.window_tokens if task.embeds else None
         self.model_state = model.new_state(lanes + 1)
@@ -110,15 +119,19 @@ class Forward:
     def launch(self, step: Step) -> Launched:
         """Queue a step; tables are updated in the order of launches."""
         with self.meter("pack"):
-            segments = self._pack([e.entry for e in step.entries], step.num_tiles)
+            segments = afresh = self._pack([e.entry for e in step.entries], step.num_tiles)
+            if self.reset_tokens is not None:
+                entries = [part for e in step.entries for part in starts_afresh(e.entry, self.reset_tokens, self.first_lane)]
+                afresh = self._pack(entries, step.num_tiles)
         with self.meter("copy"):
             ids_T, targets_T = self._upload(step)
         with self.meter("launch"):
-            return self._queue(step, segments, ids_T, targets_T)
+            return self._queue(step, segments, afresh, ids_T, targets_T)
 
-    def _queue(self, step: Step, segments: Segments, ids_T: torch.Tensor, targets_T: torch.Tensor) -> Launched:
+    def _queue(self, step: Step, segments: Segments, afresh: Segments, ids_T: torch.Tensor, targets_T: torch.Tensor) -> Launched:
+        """afresh: the segments as the model takes them, which begin anew at every reset."""
         begun, began = self._mark(), time.perf_counter()
-        hidden_TD, self.model_state = self.model.step(ids_T, segments, self.model_state)
+        hidden_TD, self.model_state = self.model.step(ids_T, afresh, self.model_state)
         documents: dict[str, torch.Tensor] = {}
         windows: dict[str, torch.Tensor] = {}
         if self.pool_state is not None:
@@ -126,11 +139,14 @@ class Forward:
             documents = {pooling: self._to_host(vectors) for pooling, vectors in output.documents.items()}
             windows = {pooling: self._to_host(vectors) for pooling, vectors in output.windows.items()}
         logprobs_T = self._to_host(self.model.logprobs(hidden_TD, targets_T)) if self.task.scores else None
-        first_logprobs = self._first_logprobs(step)
+        firsts = [self._firsts(e) for e in step.entries]
+        first_logprobs = self._first_logprobs(step, firsts)
+        ended = [e.entry.lane_out for e in step.entries if e.entry.ends] if self.task.state_norm else []
+        norms = [self._to_host(self.model.state_norms(self.model_state, lane)) for lane in ended]
         done = self._mark()
         if done is None:
             self.meter.add(DEVICE, wall=time.perf_counter() - began)
-        return Launched(segments, logprobs_T, first_logprobs, documents, windows, begun, done)
+        return Launched(segments, logprobs_T, firsts, first_logprobs, norms, documents, windows, begun, done)
 
     def _pool(self, hidden_TD: torch.Tensor, segments: Segments, state: PoolState) -> PoolOutput:
         output, self.pool_state = pool(
@@ -164,19 +180,27 @@ class Forward:
         embedding = self.task.embedding
         documents = {pooling: finish_vectors(vectors.numpy(), embedding) for pooling, vectors in launched.documents.items()}
         windows = {pooling: finish_vectors(vectors.numpy(), embedding) for pooling, vectors in launched.windows.items()}
-        firsts = iter([] if launched.first_logprobs is None else launched.first_logprobs.tolist())
+        scores = iter([] if launched.first_logprobs is None else launched.first_logprobs.tolist())
         runs = self._runs(launched.segments)
         results = []
         ended = closed = 0
-        for entry, touched in zip(launched.segments.entries, runs, strict=True):
+        for entry, touched, rows in zip(launched.segments.entries, runs, launched.firsts, strict=True):
             closes = sum(run.closes for run in touched)
+            logprobs = None if launched.logprobs_T is None else launched.logprobs_T[entry.rows].numpy()
+            first = UNSCORED
+            for row, score in zip(rows, scores, strict=False):
+                if row < 0:
+                    first = score
+                elif logprobs is not None:
+                    logprobs[row] = score
             results.append(
                 EntryResult(
-                    logprobs=None if launched.logprobs_T is None else launched.logprobs_T[entry.rows].numpy(),
-                    first_logprob=next(firsts, UNSCORED) if entry.position == 0 else UNSCORED,
+                    logprobs=logprobs,
+                    first_logprob=first,
                     vectors=_row(documents, ended) if entry.ends else {},
                     windows=touched,
                     window_vectors={pooling: vectors[closed : closed + closes] for pooling, vectors in windows.items()},
+                    state_norms=launched.norms[ended].numpy() if entry.ends and launched.norms else None,
                 )
             )
             ended += entry.ends
@@ -195,12 +219,26 @@ class Forward:
             ids[:] = e.taken.ids
             targets[:-1] = e.taken.ids[1:]
             targets[-1] = e.taken.next_id
+            if self.reset_tokens is not None:
+                targets[self.reset_tokens - 1 - e.entry.position % self.reset_tokens :: self.reset_tokens] = UNWANTED
         on_device = self._to_device(rows)
         return on_device[0], on_device[1]
 
-    def _first_logprobs(self, step: Step) -> torch.Tensor | None:
-        """Scores of first tokens, given the context: by the same operator, in blocks of one constant size."""
-        firsts = [int(e.taken.ids[0]) for e in step.entries if e.entry.position == 0]
+    def _firsts(self, e: StepEntry) -> list[int]:
+        """Rows of an entry as `Launched.firsts` has them."""
+        rows = [-1] if e.entry.position == 0 else []
+        if self.reset_tokens is not None:
+            last = len(e.taken.ids) - (e.taken.next_id == NO_TOKEN)
+            rows += range(self.reset_tokens - 1 - e.entry.position % self.reset_tokens, last, self.reset_tokens)
+        return rows
+
+    def _first_logprobs(self, step: Step, rows: list[list[int]]) -> torch.Tensor | None:
+        """Scores of tokens given the context alone: by the same operator, in blocks of one constant size."""
+        firsts = [
+            e.taken.next_id if row + 1 == len(e.taken.ids) else int(e.taken.ids[row + 1])
+            for e, of_entry in zip(step.entries, rows, strict=True)
+            for row in of_entry
+        ]
         if not firsts or self._context_hidden is None or not self._scores_first:
             return None
         targets = np.full((-(-len(firsts) // TILE), TILE), UNWANTED, dtype=np.int64)
@@ -232,6 +270,28 @@ class Forward:
     def _to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """On a GPU a copy into pinned memory that is queued, not waited for."""
         return tensor.to("cpu", non_blocking=True)
+
+
+def starts_afresh(entry: Entry, reset_tokens: int, first_lane: int) -> Iterator[Entry]:
+    """An entry cut at the multiples of `reset_tokens`: what begins there begins as a document of its own does.
+
+    An entry that begins between two of them does not reach beyond the second (`plan_step`): so no part reads the lane that another writes.
+    """
+    done = 0
+    while done < entry.num_tokens:
+        position = (entry.position + done) % reset_tokens
+        taken = min(reset_tokens - position, entry.num_tokens - done)
+        last = done + taken == entry.num_tokens
+        yield replace(
+            entry,
+            first_tile=entry.first_tile + done // TILE,
+            num_tokens=taken,
+            position=position,
+            lane_in=entry.lane_in if position else first_lane,
+            lane_out=entry.lane_out if last else NO_LANE,
+            ends=entry.ends and last,
+        )
+        done += taken
 
 
 def _row(vectors: dict[str, Vector], index: int) -> dict[str, Vector]:

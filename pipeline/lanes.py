@@ -160,12 +160,27 @@ class StepTotals:
 class Lanes:
     """Documents that are not finished, in order of arrival, and the free lanes."""
 
-    def __init__(self, lanes: int, *, step_tokens: int, segment_tokens: int, first_lane: int, constant_shape: bool) -> None:
-        """first_lane: slot that holds the state before a document's first token; NO_LANE where that is zero."""
+    def __init__(
+        self,
+        lanes: int,
+        *,
+        step_tokens: int,
+        segment_tokens: int,
+        first_lane: int,
+        constant_shape: bool,
+        reset_tokens: int | None = None,
+        keep_lanes: bool = False,
+    ) -> None:
+        """first_lane: slot that holds the state before a document's first token; NO_LANE where that is zero.
+
+        reset_tokens, keep_lanes: as `plan_step` takes them; a lane that is kept holds the document's final state after its last step.
+        """
         self.step_tokens = step_tokens
         self.segment_tokens = segment_tokens
         self.first_lane = first_lane
         self.constant_shape = constant_shape
+        self.reset_tokens = reset_tokens
+        self.keep_lanes = keep_lanes
         self.ready_tokens = 0
         """Tokens that could go into a step, were there room for all."""
         self.totals = StepTotals()
@@ -206,6 +221,8 @@ class Lanes:
             step_tokens=self.step_tokens,
             segment_tokens=self.segment_tokens,
             constant_shape=self.constant_shape,
+            reset_tokens=self.reset_tokens,
+            keep_lanes=self.keep_lanes,
         )
         if not plan.assignments:
             return None
@@ -225,7 +242,7 @@ class Lanes:
             a.num_tokens,
             a.position,
             lane_in=place.lane if a.position else self.first_lane,
-            lane_out=NO_LANE if a.ends else a.lane,
+            lane_out=NO_LANE if a.ends and not self.keep_lanes else a.lane,
             ends=a.ends,
         )
         taken = document.tokens.take(a.num_tokens)

@@ -149,6 +149,9 @@ class DocumentRow:
     num_scored_tokens: int | None = None
     num_bytes: int | None = None
     bits_per_byte: float | None = None
+    state_norm_max: float | None = None
+    """Of the layers' final SSM states, the largest Frobenius norm and their mean."""
+    state_norm_mean: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +164,8 @@ class WindowRow:
     char_end: int | None
     vectors: Mapping[str, Vector] = field(default_factory=dict)
     log_likelihood: float | None = None
+    context_start: int | None = None
+    """Token from which on the window's first token has seen all, where documents start afresh every so often; else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +230,8 @@ def documents_schema(task: TaskConfig, width: int, passthrough: pa.Schema) -> pa
             pa.field("num_bytes", pa.int64()),
             pa.field("bits_per_byte", pa.float64()),
         ]
+    if task.state_norm:
+        fields += [pa.field("state_norm_max", pa.float64()), pa.field("state_norm_mean", pa.float64())]
     return pa.schema(fields)
 
 
@@ -238,7 +245,8 @@ def window_tokens(task: TaskConfig) -> int | None:
     return next((size for size in sizes if size is not None), None)
 
 
-def windows_schema(task: TaskConfig, width: int) -> pa.Schema:
+def windows_schema(task: TaskConfig, width: int, *, resets: bool = False) -> pa.Schema:
+    """resets: documents start afresh every so often, and a window says since when it has seen all."""
     fields = [
         pa.field("doc_id", pa.string(), nullable=False),
         pa.field("window_index", pa.int64(), nullable=False),
@@ -247,6 +255,8 @@ def windows_schema(task: TaskConfig, width: int) -> pa.Schema:
         pa.field("char_start", pa.int64()),
         pa.field("char_end", pa.int64()),
     ]
+    if resets:
+        fields.append(pa.field("context_start", pa.int64(), nullable=False))
     if task.embeds and task.embedding.window_tokens is not None:
         fields += [pa.field(column, vector_type(task, width)) for column in embedding_columns(task).values()]
     if task.scores and task.score.window_tokens is not None:

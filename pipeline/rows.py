@@ -6,9 +6,10 @@ Sums run over tiles of 64 in the order of positions, so rows do not depend on ho
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 from longscan.kernels.pool import Run
 from longscan.kernels.segments import TILE
 from longscan.pipeline.config import TaskConfig
@@ -33,6 +34,8 @@ class EntryResult:
     """The windows that the entry touches, in order."""
     window_vectors: Mapping[str, Vector] = field(default_factory=dict)
     """Pooling -> vectors [W, N] of those that close in the entry."""
+    state_norms: npt.NDArray[np.float64] | None = None
+    """[layers, ...]: norms of the parts of the final state, for an entry that ends its document, where they are asked for."""
 
 
 def error_row(document: Document, error: DocumentError) -> ErrorRow:
@@ -43,15 +46,16 @@ def error_row(document: Document, error: DocumentError) -> ErrorRow:
 class RowMaker:
     """Turns results into rows for one task."""
 
-    def __init__(self, task: TaskConfig, *, segment_tokens: int, context_id: int | None) -> None:
+    def __init__(self, task: TaskConfig, *, segment_tokens: int, context_id: int | None, reset_tokens: int | None = None) -> None:
         self.task = task
+        self.reset_tokens = reset_tokens
         self.segment_tokens = segment_tokens
         self.score_windows = task.scores and task.score.window_tokens is not None
         self.first_is_scored = scores_first_token(task, context_id)
 
     def empty(self, document: Document, num_bytes: int | None) -> DocumentRow:
         """The row of a document of no tokens."""
-        return self._document_row(document, HostCarry(), {}, num_bytes)
+        return self._document_row(document, HostCarry(), EntryResult(), num_bytes)
 
     def advance(
         self, document: Document, carry: HostCarry, taken: Taken, result: EntryResult, *, ends: bool, num_bytes: int | None
@@ -74,7 +78,7 @@ class RowMaker:
             carry.next_logprob = float(result.logprobs[-1])
         carry.position += len(taken.ids)
         if ends:
-            rows.append(self._document_row(document, carry, result.vectors, num_bytes))
+            rows.append(self._document_row(document, carry, result, num_bytes))
         return rows
 
     def _scores(self, carry: HostCarry, result: EntryResult) -> Logprobs | None:
@@ -89,8 +93,12 @@ class RowMaker:
     def _sums(self, position: int, scores: Logprobs | None) -> list[float]:
         if scores is None:
             return []
-        if position == 0 and not self.first_is_scored:
-            scores = np.concatenate([np.zeros(1, dtype=np.float32), scores[1:]])
+        if not self.first_is_scored:
+            scores = scores.copy()
+            if self.reset_tokens is not None:
+                scores[-position % self.reset_tokens :: self.reset_tokens] = 0
+            elif position == 0:
+                scores[0] = 0
         return tile_sums(scores)
 
     def _window_rows(
@@ -109,12 +117,13 @@ class RowMaker:
             yield WindowRow(
                 document,
                 window_index=run.window,
-                token_start=carry.position + done - run.num_tokens - run.offset,
+                token_start=(token_start := carry.position + done - run.num_tokens - run.offset),
                 token_end=carry.position + done,
                 char_start=carry.window_char_start,
                 char_end=None if taken.char_ends is None else int(taken.char_ends[done - 1]),
                 vectors={pooling: vectors[closed] for pooling, vectors in result.window_vectors.items()},
                 log_likelihood=carry.window_log_likelihood if self.score_windows else None,
+                context_start=None if self.reset_tokens is None else token_start - token_start % self.reset_tokens,
             )
             closed += 1
             carry.window_log_likelihood, carry.window_char_start = 0.0, None
@@ -124,18 +133,23 @@ class RowMaker:
             stop = start + self.segment_tokens
             yield TokensRow(document, position + start, taken.ids[start:stop], scores[start:stop])
 
-    def _document_row(self, document: Document, carry: HostCarry, vectors: Mapping[str, Vector], num_bytes: int | None) -> DocumentRow:
+    def _document_row(self, document: Document, carry: HostCarry, result: EntryResult, num_bytes: int | None) -> DocumentRow:
         poolings = self.task.embedding.pooling if self.task.embeds else []
-        row = DocumentRow(document, carry.position, {pooling: vectors.get(pooling) for pooling in poolings})
+        row = DocumentRow(document, carry.position, {pooling: result.vectors.get(pooling) for pooling in poolings})
+        if result.state_norms is not None:
+            norms = np.sqrt(np.square(result.state_norms).reshape(len(result.state_norms), -1).sum(axis=1))
+            row = replace(row, state_norm_max=float(norms.max()), state_norm_mean=float(norms.mean()))
         if not self.task.scores:
             return row
-        scored = carry.position if self.first_is_scored else max(carry.position - 1, 0)
-        return DocumentRow(
-            document,
-            row.num_tokens,
-            row.vectors,
+        scored = carry.position if self.first_is_scored else carry.position - self._fresh_starts(carry.position)
+        return replace(
+            row,
             log_likelihood=carry.log_likelihood,
             num_scored_tokens=scored,
             num_bytes=num_bytes,
             bits_per_byte=bits_per_byte(carry.log_likelihood, scored, num_bytes),
         )
+
+    def _fresh_starts(self, num_tokens: int) -> int:
+        """How often a document of so many tokens begins, the resets counted in."""
+        return -(-num_tokens // self.reset_tokens) if self.reset_tokens is not None else min(num_tokens, 1)

@@ -16,6 +16,7 @@ from functools import reduce
 from importlib.metadata import version
 from typing import Any
 
+from longscan.kernels.segments import TILE
 from longscan.pipeline import cluster
 from longscan.pipeline.config import JobConfig, validate
 from longscan.pipeline.dryrun import Estimate, estimate, measure_speed
@@ -24,6 +25,7 @@ from longscan.pipeline.errors import OutputError, Stopped, TooManyErrors
 from longscan.pipeline.find import find_files
 from longscan.pipeline.fingerprint import provenance, run_facts
 from longscan.pipeline.ledger import RUN
+from longscan.pipeline.lengths import find_long
 from longscan.pipeline.model import Mamba2Geometry, check_weights, read_geometry
 from longscan.pipeline.nodes import Workers, size_workers
 from longscan.pipeline.output import RunFolder, open_output
@@ -163,6 +165,7 @@ def _work(prepared: Prepared, output: RunFolder, build: EngineBuilder | None) ->
             f"{len(failed)} of {len(plan.shards)} shards failed, the first of them shard {failed[0].index}: {failed[0].error}\n"
             "What is done is kept; once the cause is gone, run the same command again to go on"
         )
+    _warn_of_length(prepared, output, plan)
     return output.finish(plan, config.task, duplicate_ids=_warn_of_duplicates(config, output, plan), seconds=seconds)
 
 
@@ -236,6 +239,20 @@ def _in_process(job: Job, workers: Workers, chains: Sequence[Chain], progress: P
             finished, running = wait(running, return_when=FIRST_COMPLETED)
             for future in finished:
                 yield from future.result()
+
+
+def _warn_of_length(prepared: Prepared, output: RunFolder, plan: Plan) -> None:
+    """Say how many documents pass the length that the model was trained on, where it declares one and states go on beyond it."""
+    trained, reset = prepared.geometry.max_trained_tokens, prepared.config.engine.reset_tokens
+    if trained is None or (reset is not None and reset <= trained):
+        return
+    found = find_long(output.place, plan, trained)
+    if found.number:
+        log.warning(
+            "%d of %d documents are longer than the %d tokens that this model was trained on, the longest has %d: what it makes of "
+            "their later parts may be poor. Compare bits_per_byte of windows along them, or set engine.reset_tokens=%d",
+            *(found.number, plan.num_rows, trained, found.longest, trained // TILE * TILE or TILE),
+        )
 
 
 def _warn_of_duplicates(config: JobConfig, output: RunFolder, plan: Plan) -> int:

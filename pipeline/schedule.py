@@ -45,7 +45,7 @@ class Assignment:
     num_tokens: int
     position: int
     lane: int
-    """Held before or taken now. NO_LANE for a document that begins and ends in this step."""
+    """Held before or taken now. NO_LANE for a document that begins and ends in this step, unless all keep lanes."""
     ends: bool
 
     @property
@@ -103,14 +103,18 @@ def plan_step(
     step_tokens: int,
     segment_tokens: int,
     constant_shape: bool = False,
+    reset_tokens: int | None = None,
+    keep_lanes: bool = False,
 ) -> StepPlan:
     """Choose the entries of the next step.
 
     free_lanes: in the order in which they are to be taken. The lanes of documents that end in this step are free for
     the next one. constant_shape: the step has step_tokens rows however few are in use, unless it is empty.
+    reset_tokens: an entry that begins between two multiples of it ends at the second: so none both reads a lane and starts afresh.
+    keep_lanes: a document has a lane to its end, also one that begins and ends in one step.
     """
     order = sorted((c for c in candidates if c.ready), key=lambda c: (c.last_served, c.lane == NO_LANE, c.key))
-    shares = _Shares(step_tokens // TILE, len(free_lanes), segment_tokens)
+    shares = _Shares(step_tokens // TILE, len(free_lanes), segment_tokens, reset_tokens, keep_lanes)
     left = order
     while left and shares.tiles_left:
         served = [shares.serve(c) for c in left]
@@ -123,10 +127,12 @@ def plan_step(
 class _Shares:
     """The tiles and lanes of one step while they are shared out."""
 
-    def __init__(self, tiles: int, lanes: int, segment_tokens: int) -> None:
+    def __init__(self, tiles: int, lanes: int, segment_tokens: int, reset_tokens: int | None, keep_lanes: bool) -> None:
         self.tiles_left = tiles
         self.lanes = lanes
         self.segment_tokens = segment_tokens
+        self.reset_tokens = reset_tokens
+        self.keep_lanes = keep_lanes
         self.granted: dict[int, int] = {}
         self.reserved: set[int] = set()
         """New documents that go on after this step, as far as granted yet: each will take a free lane."""
@@ -136,9 +142,11 @@ class _Shares:
         granted = self.granted.get(c.key, 0)
         rest = c.ready - granted
         tokens = min(self.segment_tokens, rest)
+        if self.reset_tokens and c.position % self.reset_tokens and granted + c.position % self.reset_tokens == self.reset_tokens:
+            return False
         if c.lane == NO_LANE and c.key not in self.reserved and len(self.reserved) >= self.lanes:
             # With no lane to go on in, it goes only if all of it fits into this step.
-            if not c.complete:
+            if not c.complete or self.keep_lanes:
                 return False
             tokens = rest
         tiles = -(-tokens // TILE)
@@ -146,7 +154,7 @@ class _Shares:
             return False
         self.tiles_left -= tiles
         self.granted[c.key] = granted + tokens
-        if c.lane == NO_LANE and c.complete and tokens == rest:
+        if c.lane == NO_LANE and c.complete and tokens == rest and not self.keep_lanes:
             self.reserved.discard(c.key)
         elif c.lane == NO_LANE:
             self.reserved.add(c.key)

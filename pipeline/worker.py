@@ -113,7 +113,9 @@ class Worker:
                 meter=meter,
             ),
             engine=engine,
-            writer=Writer(self.output, config.task, engine.width, job.passthrough, job.provenance),
+            writer=Writer(
+                self.output, config.task, engine.width, job.passthrough, job.provenance, resets=config.engine.reset_tokens is not None
+            ),
             meter=meter,
         )
         self._began = time.monotonic()
@@ -191,6 +193,7 @@ def build_engine(job: Job, folder: str, on_tokens: Callable[[int], None] | None,
         backend=choice.backend,
         row_block=sizes.step_tokens if choice.device == "cuda" else None,
         format=choice.format,
+        decay_scale=config.model.decay_scale,
     )
     return Engine(
         model,
@@ -201,6 +204,7 @@ def build_engine(job: Job, folder: str, on_tokens: Callable[[int], None] | None,
         device=choice.device,
         backend=choice.backend,
         context_id=choice.context_id,
+        reset_tokens=config.engine.reset_tokens,
         vocab_size=choice.vocab_size,
         on_tokens=on_tokens,
         meter=meter,

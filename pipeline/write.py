@@ -76,10 +76,13 @@ class Writer:
         width: int,
         passthrough: pa.Schema = NO_PASSTHROUGH,
         provenance: Mapping[str, Any] | None = None,
+        *,
+        resets: bool = False,
     ) -> None:
         """
         width: of the model's hidden states. passthrough: the plan's schema of the passthrough columns.
         provenance: JSON values for the footers; nothing that differs between two equal runs.
+        resets: as `windows_schema` takes it.
         """
         check_passthrough(task, passthrough.names)
         self.output = output
@@ -88,7 +91,7 @@ class Writer:
         schemas = {
             "documents": documents_schema(task, width, passthrough),
             "errors": ERRORS_SCHEMA,
-            "windows": windows_schema(task, width),
+            "windows": windows_schema(task, width, resets=resets),
             "tokens": TOKENS_SCHEMA,
         }
         self.schemas: dict[str, pa.Schema] = {name: schemas[name].with_metadata(footer) for name in tables_of(task)}

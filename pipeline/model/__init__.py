@@ -22,11 +22,12 @@ def load_model(
     backend: Backend,
     row_block: int | None = None,
     format: str = AUTO,
+    decay_scale: float = 1.0,
 ) -> Mamba2:
     """Load the checkpoint in `folder`. Raises ModelError where longscan cannot run it, with what was found and what to do.
 
-    dtype, device, backend, row_block: as `Mamba2` takes them. format: the checkpoint's; auto: by what the folder holds.
+    dtype, device, backend, row_block, decay_scale: as `Mamba2` takes them. format: the checkpoint's; auto: by what the folder holds.
     """
     geometry = read_geometry(folder, format=format)
     weights = load_weights(folder, geometry, device=device, dtype=dtype, format=format)
-    return Mamba2(geometry, weights, device=device, dtype=dtype, backend=backend, row_block=row_block)
+    return Mamba2(geometry, weights, device=device, dtype=dtype, backend=backend, row_block=row_block, decay_scale=decay_scale)

@@ -66,18 +66,21 @@ class Mamba2:
         dtype: torch.dtype,
         backend: Backend,
         row_block: int | None = None,
+        decay_scale: float = 1.0,
     ) -> None:
         """weights: as `longscan.pipeline.model.weights.load_weights` names them.
 
         dtype: of activations and products; state, norms, decays and time steps are fp32 (float64 where dtype is).
         row_block: rows of every product, so that a row's bits do not depend on the step's length; steps are multiples of it.
             None: whole steps, which a CPU computes row by row the same.
+        decay_scale: factor of A in every layer; below 1 states forget more slowly.
         """
         self.geometry = geometry
         self.device = torch.device(device)
         self.dtype = dtype
         self.backend: Backend = backend
         self.row_block = row_block
+        self.decay_scale = decay_scale
         self._wide = torch.promote_types(dtype, torch.float32)
         self._embedding_VD = weights["embedding"].to(self.device, dtype)
         self._head_VD = self._embedding_VD if geometry.tied else None
@@ -104,7 +107,7 @@ class Mamba2:
             in_proj_bias=F.pad(plain("in_proj_bias"), (0, spare)) if g.use_bias else None,
             conv_weight_CK=plain("conv_weight"),
             conv_bias_C=plain("conv_bias") if g.use_conv_bias else None,
-            A_H=-wide("A_log").exp(),
+            A_H=-wide("A_log").exp() * self.decay_scale,
             dt_bias_H=wide("dt_bias"),
             D_H=wide("D"),
             gated_norm_I=wide("gated_norm"),
@@ -123,6 +126,11 @@ class Mamba2:
         tail = torch.zeros((g.num_layers, slots, g.conv_kernel - 1, g.channels), dtype=self.dtype, device=self.device)
         ssm = torch.zeros((g.num_layers, slots, g.num_heads, g.state_size, g.head_dim), dtype=self._wide, device=self.device)
         return ModelState(tail, ssm)
+
+    def state_norms(self, state: ModelState, lane: int) -> torch.Tensor:
+        """[layers, H], float64: Frobenius norm of each head's state in a lane. One lane at a time: its bits know no other."""
+        norms: torch.Tensor = torch.linalg.vector_norm(state.ssm[:, lane], dim=(2, 3), dtype=torch.float64)
+        return norms
 
     def step(self, ids_T: torch.Tensor, segments: Segments, state: ModelState) -> tuple[torch.Tensor, ModelState]:
         """Run the packed `segments` through all layers.
