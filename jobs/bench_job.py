@@ -85,7 +85,7 @@ class JobRecord:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns its exit code: 0 done, 2 cannot be done, 75 stopped."""
     options = _parse(sys.argv[1:] if arguments is None else arguments)
-    return finish("longscan-bench", lambda: _report(options))
+    return finish("longscan-bench", lambda: report(options))
 
 
 def bench_job(options: argparse.Namespace) -> JobRecord:
@@ -209,7 +209,10 @@ def _folder(keep: str | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _report(options: argparse.Namespace) -> None:
+def report(options: argparse.Namespace) -> None:
+    """Run the job of `options`, whose words are those of `add_arguments`, and say what it took."""
+    if options.model == DEMO:
+        options.model = str(DEMO_MODEL)
     record = bench_job(options)
     print("\n".join(record.lines()))
     if options.json:
@@ -244,10 +247,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="longscan-bench", allow_abbrev=False)
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     add_arguments(kinds.add_parser("job", help="a whole job against its model alone", allow_abbrev=False))
-    options = parser.parse_args(arguments)
-    if options.model == DEMO:
-        options.model = str(DEMO_MODEL)
-    return options
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -16,15 +16,20 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from longscan.kernels.tuning import compiling_for, spill_allowed
 from longscan.kernels.variants import OPERATORS, calls
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
+"""What every change of a kernel is compiled for; `SUPPORTED` is what the kernels are for."""
+SUPPORTED = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+PRODUCTS = ("ssd.scan", "ssd.products", "ssd.span_ends", "logprob.score_rows")
+"""Kernels that multiply matrices."""
 ALIGNMENT = 16
 """A launch tells the compiler where a base address or a stride is a multiple of 16 bytes, and a length one of 16 elements."""
 
@@ -95,13 +100,16 @@ def _recording(module: ModuleType) -> Iterator[_Recorder]:
         torch.cuda.current_stream = stream
 
 
-def launches(operators: Sequence[str] = OPERATORS) -> list[Launch]:
-    """Every launch of every variant, one of each signature: a kernel that two shapes launch alike is listed once."""
+def launches(operators: Sequence[str] = OPERATORS, *, arch: str | None = None, full: bool = False) -> list[Launch]:
+    """Every launch of every variant, one of each signature: a kernel that two shapes launch alike is listed once.
+
+    arch: whose tuning is used; None: this machine's. full: the whole matrix of `variants` instead of the models' shapes.
+    """
     found: dict[tuple[int, str], Launch] = {}
     for operator in operators:
         module = importlib.import_module(f"longscan.kernels.{operator}.cutile")
-        for variant, call in calls(operator):
-            with _recording(module) as recorder:
+        for variant, call in calls(operator, full=full):
+            with _recording(module) as recorder, compiling_for(arch) if arch else nullcontext():
                 call()
             for kernel, arguments in recorder.launches:
                 launch = Launch(operator, variant, kernel, arguments)
@@ -161,11 +169,26 @@ def compile_launch(launch: Launch, arch: str) -> Report:
     )
 
 
-def compile_all(archs: Sequence[str] = ARCHITECTURES, operators: Sequence[str] = OPERATORS) -> Iterator[Report]:
-    """A report for each kernel, variant and architecture, as they are compiled."""
-    for launch in launches(operators):
-        for arch in archs:
+def compile_all(archs: Sequence[str] = ARCHITECTURES, operators: Sequence[str] = OPERATORS, *, full: bool = False) -> Iterator[Report]:
+    """A report for each kernel, variant and architecture, as they are compiled. Raises what the compiler raises."""
+    for arch in archs:
+        for launch in launches(operators, arch=arch, full=full):
             yield compile_launch(launch, arch)
+
+
+def faults(report: Report, *, full: bool = False) -> list[str]:
+    """What is wrong with a kernel, a line each: spills beyond what its tuning table allows, products beside the tensor cores.
+
+    full: the variant is one of the whole matrix, where Hopper's own instructions are too large for some shapes.
+    """
+    found = []
+    where = f"{report.kernel} ({report.variant}) on {report.arch}"
+    allowed = spill_allowed(report.kernel, report.arch, full=full)
+    if report.spill_bytes > allowed:
+        found.append(f"{where}: expected at most {allowed} bytes of spills (spill_allowed), found {report.spill_bytes}")
+    if report.arch == "sm_90" and report.kernel in PRODUCTS and not (report.hgmma or (full and report.hmma)):
+        found.append(f"{where}: expected products on Hopper's tensor cores (HGMMA), found {report.hmma} HMMA and no HGMMA")
+    return found
 
 
 def missing_tools() -> list[str]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fakes import tiny_checkpoint
-from longscan.jobs import bench_job, convert, inspect
+from longscan.jobs import bench, convert, inspect
 from longscan.jobs.run import main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,7 +40,7 @@ def test_jobs_run_as_they_are_written(command: str, tmp_path: Path, capsys: pyte
 
 def test_tools_run_as_they_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny_checkpoint(tmp_path / "MODEL", tokenizer=True)
-    mains = {"longscan-inspect": inspect.main, "longscan-convert": convert.main, "longscan-bench": bench_job.main}
+    mains = {"longscan-inspect": inspect.main, "longscan-convert": convert.main, "longscan-bench": bench.main}
     assert sorted(mains) == sorted(command.split()[0] for command in TOOLS)
     for command in TOOLS:
         name, *words = shlex.split(command)

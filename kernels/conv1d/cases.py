@@ -57,11 +57,11 @@ def make_inputs(
 
     poison: NaN in the tiles that belong to no entry and in the slots that no entry reads.
     """
-    generator = torch.Generator().manual_seed(seed)
-    projection = torch.randn(layout.num_tiles * 64, shape.stride, generator=generator)
-    weight_CK = torch.randn(shape.C, shape.K, generator=generator) / math.sqrt(shape.K)
-    bias_C = torch.randn(shape.C, generator=generator)
-    tail_SKC = torch.randn(layout.slots, shape.K - 1, shape.C, generator=generator)
+    generator = torch.Generator(device).manual_seed(seed)
+    projection = torch.randn(layout.num_tiles * 64, shape.stride, generator=generator, device=device)
+    weight_CK = torch.randn(shape.C, shape.K, generator=generator, device=device) / math.sqrt(shape.K)
+    bias_C = torch.randn(shape.C, generator=generator, device=device)
+    tail_SKC = torch.randn(layout.slots, shape.K - 1, shape.C, generator=generator, device=device)
     if poison:
         projection[~layout.owned_rows()] = math.nan
         unread = torch.ones(layout.slots, dtype=torch.bool)

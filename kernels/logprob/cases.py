@@ -29,11 +29,11 @@ class Inputs:
 
 def make(case: Case, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, seed: int = 0) -> Inputs:
     """Random inputs; rows without a target hold ordinary numbers, as padding does."""
-    generator = torch.Generator().manual_seed(seed)
-    hidden = torch.randn(case.rows, case.width, generator=generator)
-    weight = torch.randn(case.vocabulary, case.width, generator=generator) * case.spread * case.width**-0.5
-    targets = torch.randint(case.vocabulary, (case.rows,), generator=generator)
-    targets[torch.rand(case.rows, generator=generator) >= case.wanted] = UNWANTED
+    generator = torch.Generator(device).manual_seed(seed)
+    hidden = torch.randn(case.rows, case.width, generator=generator, device=device)
+    weight = torch.randn(case.vocabulary, case.width, generator=generator, device=device) * case.spread * case.width**-0.5
+    targets = torch.randint(case.vocabulary, (case.rows,), generator=generator, device=device)
+    targets[torch.rand(case.rows, generator=generator, device=device) >= case.wanted] = UNWANTED
     return Inputs(hidden.to(device, dtype), weight.to(device, dtype), targets.to(device))
 
 

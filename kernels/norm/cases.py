@@ -29,11 +29,11 @@ def make_rows(
     shape: Shape, num_rows: int, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", seed: int = 0
 ) -> dict[str, torch.Tensor]:
     """x, z, weight and residual: rows of very different sizes, x and z strided views, weight and residual fp32 at least."""
-    generator = torch.Generator().manual_seed(seed)
-    both = torch.randn(num_rows, 2 * shape.width + 8, generator=generator)
-    both *= torch.exp(2.0 * torch.randn(num_rows, 1, generator=generator))
-    weight = torch.randn(shape.width, generator=generator)
-    residual = torch.randn(num_rows, shape.width, generator=generator)
+    generator = torch.Generator(device).manual_seed(seed)
+    both = torch.randn(num_rows, 2 * shape.width + 8, generator=generator, device=device)
+    both *= torch.exp(2.0 * torch.randn(num_rows, 1, generator=generator, device=device))
+    weight = torch.randn(shape.width, generator=generator, device=device)
+    residual = torch.randn(num_rows, shape.width, generator=generator, device=device)
     wide = torch.promote_types(dtype, torch.float32)
     z, x = torch.split(both.to(device, dtype)[:, 8:], shape.width, dim=1)
     return {"x": x, "z": z, "weight": weight.to(device, wide), "residual": residual.to(device, wide)}

@@ -62,18 +62,18 @@ def make_inputs(
 
     poison: NaN in the tiles that belong to no entry and in the slots that no entry reads.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
 
     def normal(*size: int) -> torch.Tensor:
-        return torch.randn(*size, generator=generator)
+        return torch.randn(*size, generator=generator, device=device)
 
     H, P, G, N = shape.H, shape.P, shape.G, shape.N
     wide = torch.promote_types(dtype, torch.float32)
     projection = normal(layout.num_tiles * 64, 2 * H * P + 2 * G * N + H)
     ssm_SHNP = normal(layout.slots, H, N, P)
     # A in -16 .. -1 and time steps around 0.001 .. 0.1, as Mamba-2 is initialised (arXiv 2405.21060, appendix).
-    time_H = torch.exp(torch.rand(H, generator=generator) * math.log(100.0) + math.log(0.001))
-    A_H = -1.0 - 15.0 * torch.rand(H, generator=generator)
+    time_H = torch.exp(torch.rand(H, generator=generator, device=device) * math.log(100.0) + math.log(0.001))
+    A_H = -1.0 - 15.0 * torch.rand(H, generator=generator, device=device)
     D_H = normal(H)
     if poison:
         projection[~layout.owned_rows()] = math.nan

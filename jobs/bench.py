@@ -1,0 +1,88 @@
+"""The command `longscan-bench`: kernels compiled ahead, checked and timed beside their peers, and whole jobs. No logic is here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from longscan.jobs.bench_job import add_arguments, report
+from longscan.jobs.command import finish
+
+NAME = "longscan-bench"
+MODELS = ("130m", "2.7b", "7b")
+OPERATORS = ("ssd", "conv1d", "norm", "pool", "logprob")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command. Returns its exit code: 0 done, 1 something is wrong with a kernel, 2 it cannot be done here, 75 stopped."""
+    options = _parse(sys.argv[1:] if arguments is None else arguments)
+    wrong: list[str] = []
+    code = finish(NAME, lambda: wrong.extend(options.work(options)))
+    for line in wrong:
+        print(f"{NAME}: wrong: {line}", file=sys.stderr)
+    return code or int(bool(wrong))
+
+
+# What each word of the command does; it returns a line for each thing that is wrong. Imports bring torch along, so they are made here.
+
+
+def _compile(options: argparse.Namespace) -> list[str]:
+    from longscan.jobs.benchmark.needs import require_compiler
+    from longscan.kernels.compile import compile_all, faults
+
+    require_compiler()
+    wrong: list[str] = []
+    for report in compile_all(options.arch, options.operator, full=options.all):
+        print(json.dumps(report.as_dict()), flush=True)
+        wrong += faults(report, full=options.all)
+    return wrong
+
+
+def _kernels(options: argparse.Namespace) -> list[str]:
+    from longscan.jobs.benchmark.operators import bench_kernels
+
+    return bench_kernels(
+        options.operator, options.shape, path=options.json, commit=options.commit, chunks=options.chunks, peers=not options.no_peers
+    )
+
+
+def _job(options: argparse.Namespace) -> list[str]:
+    report(options)
+    return []
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=NAME, description="Compile, check, time and tune the kernels.", allow_abbrev=False)
+    words = parser.add_subparsers(required=True, metavar="WHAT")
+    one = words.add_parser("compile", help="every kernel for GPUs that need not be here; a JSON line each", allow_abbrev=False)
+    one.set_defaults(work=_compile)
+    one.add_argument("--arch", nargs="+", default=["sm_80", "sm_90", "sm_100", "sm_120"], metavar="SM", help="sm_90 and the like")
+    one.add_argument("--all", action="store_true", help="every shape and dtype that the kernels take, not only the models'")
+    _operators(one)
+    one = words.add_parser("kernels", help="check each operator, then time it beside its peers and its limit", allow_abbrev=False)
+    one.set_defaults(work=_kernels)
+    _operators(one)
+    _measured(one)
+    one.add_argument("--chunks", nargs="+", type=int, default=[64, 128, 256], metavar="N", help="of mamba_ssm, the best is kept")
+    one = words.add_parser("job", help="a whole job against its model alone", allow_abbrev=False)
+    one.set_defaults(work=_job)
+    add_arguments(one)
+    return parser.parse_args(arguments)
+
+
+def _operators(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--operator", nargs="+", choices=OPERATORS, default=list(OPERATORS), help="all")
+
+
+def _measured(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shape", nargs="+", choices=MODELS, default=list(MODELS), help="of these models; all")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well, after each of them")
+    parser.add_argument("--commit", metavar="HASH", help="to be named in the results, where there is no git to ask")
+    parser.add_argument("--no-peers", action="store_true", help="time longscan alone")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

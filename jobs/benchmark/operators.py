@@ -1,0 +1,39 @@
+"""Operators alone: each checked, timed and told of, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from longscan.jobs.benchmark.needs import require_gpu
+from longscan.kernels.bench.case import run_case
+from longscan.kernels.bench.measure import facts, time_on_gpu
+from longscan.kernels.bench.report import Results, chip_lines, lines
+from longscan.kernels.bench.suite import cases
+
+
+def bench_kernels(
+    operators: Sequence[str],
+    models: Sequence[str],
+    *,
+    path: Path | None = None,
+    commit: str | None = None,
+    chunks: Sequence[int],
+    peers: bool = True,
+) -> list[str]:
+    """Print a table, and write it to `path` as JSON. Returns a line for each check that failed.
+
+    Raises ConfigError where there is no GPU.
+    """
+    require_gpu("kernels")
+    known = facts(commit)
+    print(*chip_lines(known), sep="\n", flush=True)
+    results = Results(path, "kernels", known)
+    wrong: list[str] = []
+    for case in cases(operators, models, chunks):
+        row = run_case(case, time_on_gpu, peers=peers)
+        print(*lines(row), sep="\n", flush=True)
+        results.add(row.as_dict())
+        if row.ours.milliseconds is None:
+            wrong.append(f"{row.operator} ({row.shape}; {row.load}): {row.ours.note}, found {dict(row.ours.errors)}")
+    return wrong

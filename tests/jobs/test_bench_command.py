@@ -1,0 +1,60 @@
+"""The command `longscan-bench` on a machine without a GPU: what it does there, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from longscan.jobs import bench
+from longscan.kernels import compile as ahead
+from longscan.kernels import tuning
+
+needs_tile = pytest.importorskip("cuda.tile", reason="cuda-tile is only on Linux")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("word", ["kernels"])
+def test_what_needs_a_gpu_says_so(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main([word]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"longscan-bench: error: {word}: expected an NVIDIA GPU")
+
+
+def test_compile_prints_a_line_a_variant(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["compile", "--arch", "sm_90", "--operator", "conv1d"]) == 0
+    reports = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {report["kernel"] for report in reports} == {"conv1d.convolve", "conv1d.join_tails"}
+    assert set(reports[0]) == {"kernel", "variant", "arch", "registers", "spill_bytes", "shared_bytes", "hgmma", "hmma"}
+
+
+def test_what_is_wrong_with_a_kernel_is_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    reports = [
+        ahead.Report("ssd.scan", "mamba2-130m", "sm_90", 168, spill_bytes=8, shared_bytes=0, hgmma=0, hmma=12),
+        ahead.Report("norm.add_and_norm", "mamba2-130m", "sm_90", 40, spill_bytes=0, shared_bytes=0, hgmma=0, hmma=0),
+    ]
+    monkeypatch.setattr(ahead, "compile_all", lambda *_, **__: iter(reports))
+    assert bench.main(["compile"]) == 1
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 2
+    spills, products = err.splitlines()
+    where = "longscan-bench: wrong: ssd.scan (mamba2-130m) on sm_90"
+    assert spills == f"{where}: expected at most 0 bytes of spills (spill_allowed), found 8"
+    assert products == f"{where}: expected products on Hopper's tensor cores (HGMMA), found 12 HMMA and no HGMMA"
+
+
+def test_spills_that_the_table_allows_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = ahead.Report("ssd.scan", "demo", "sm_80", 255, spill_bytes=8, shared_bytes=0, hgmma=0, hmma=12)
+    allowed = {"spill_allowed": {"sm_80": {"scan": 7}}, "spill_allowed_all": {"sm_80": {"scan": 8}}}
+    monkeypatch.setattr(tuning, "table", lambda _: allowed)
+    assert len(ahead.faults(report)) == 1
+    assert ahead.faults(report, full=True) == []
+
+
+@pytest.mark.parametrize("words", [["compile", "--operator", "fft"], ["kernels", "--shape", "1t"], [], ["fly"]])
+def test_words_that_it_does_not_know(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        bench.main(words)
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: longscan-bench")
