@@ -35,9 +35,9 @@ def _compile(options: argparse.Namespace) -> list[str]:
 
     require_compiler()
     wrong: list[str] = []
-    for report in compile_all(options.arch, options.operator, full=options.all):
-        print(json.dumps(report.as_dict()), flush=True)
-        wrong += faults(report, full=options.all)
+    for found in compile_all(options.arch, options.operator, full=options.all):
+        print(json.dumps(found.as_dict()), flush=True)
+        wrong += faults(found, full=options.all)
     return wrong
 
 
