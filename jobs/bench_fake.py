@@ -74,7 +74,7 @@ class SleepingForward(Forward):
         return Moment(max(self.model.busy_until, time.perf_counter()))
 
     def _pool(self, hidden_TD: torch.Tensor, segments: Segments, state: PoolState) -> PoolOutput:
-        poolings = self.task.embedding.pooling
+        poolings = self.task.embedding.poolings
         ends = sum(entry.ends for entry in segments.entries)
         windows = {}
         if self.pool_windows is not None:

@@ -48,9 +48,20 @@ AS_TYPED = (
     "input.tokens_column",
     "output.path",
     "cluster.address",
+    "task.embedding.prompt",
+    "task.embedding.prompt_text",
 )
 """Keys whose values arrive as they were typed, but for `null`, which unsets the optional ones."""
-OPTIONAL = ("model.revision", "model.tokenizer", "model.tokenizer_revision", "input.id_column", "input.tokens_column", "cluster.address")
+OPTIONAL = (
+    "model.revision",
+    "model.tokenizer",
+    "model.tokenizer_revision",
+    "input.id_column",
+    "input.tokens_column",
+    "cluster.address",
+    "task.embedding.prompt",
+    "task.embedding.prompt_text",
+)
 
 
 def compose_job(words: Sequence[str], *, config_dir: str | None = None, config_name: str | None = None) -> JobConfig:

@@ -34,7 +34,7 @@ class ModelConfig:
     parse_special: bool = False
     decay_scale: float = 1.0
     add_bos: Any = "auto"
-    append_eos: bool = False
+    append_eos: Any = "auto"
 
 
 @dataclass
@@ -48,11 +48,19 @@ class InputConfig:
 
 @dataclass
 class EmbeddingConfig:
-    pooling: list[str] = field(default_factory=lambda: ["mean"])
-    normalize: bool = True
+    pooling: Any = "auto"
+    normalize: Any = "auto"
     truncate_dim: int | None = None
     dtype: str = "float32"
     window_tokens: int | None = None
+    prompt: str | None = "auto"
+    prompt_text: str | None = None
+    include_prompt: Any = "auto"
+
+    @property
+    def poolings(self) -> list[str]:
+        """The list of them; auto, where no model's folder has said another (`pipeline.recipe`), is the mean."""
+        return ["mean"] if self.pooling == "auto" else list(self.pooling)
 
 
 @dataclass
@@ -136,6 +144,7 @@ def _problems(config: JobConfig) -> Iterator[Problem]:
         yield "model.tokenizer_revision", "null, or model.tokenizer to be the hub id that it is of", config.model.tokenizer_revision
     yield from _choice("model.format", config.model.format, FORMATS)
     yield from _choice("model.dtype", config.model.dtype, ("auto", "float32", "bfloat16", "float16"))
+    yield from _choice("model.append_eos", config.model.append_eos, ("auto", True, False))
     yield from _choice("model.add_bos", config.model.add_bos, ("auto", True, False))
     scale = config.model.decay_scale
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < float("inf"):
@@ -163,9 +172,13 @@ def _task(task: TaskConfig) -> Iterator[Problem]:
 
     yield from _choice("task.name", task.name, TASKS)
     embedding, score = task.embedding, task.score
-    unknown = [pooling for pooling in embedding.pooling if pooling not in POOLINGS]
-    if unknown or not embedding.pooling or len(set(embedding.pooling)) != len(embedding.pooling):
-        yield "task.embedding.pooling", f"a list of some of {', '.join(POOLINGS)}, each once", list(embedding.pooling)
+    asked = embedding.pooling if isinstance(embedding.pooling, list) else []
+    if embedding.pooling != "auto" and (not asked or any(asked.count(p) != 1 or p not in POOLINGS for p in asked)):
+        yield "task.embedding.pooling", f"auto, or a list of some of {', '.join(POOLINGS)}, each once", embedding.pooling
+    for key in ("normalize", "include_prompt"):
+        yield from _choice(f"task.embedding.{key}", getattr(embedding, key), ("auto", True, False))
+    if embedding.prompt_text is not None and embedding.prompt not in ("auto", None):
+        yield "task.embedding.prompt_text", "null where task.embedding.prompt names a prompt of the model", embedding.prompt_text
     yield from _choice("task.embedding.dtype", embedding.dtype, ("float32", "float16"))
     if embedding.truncate_dim is not None:
         yield from _at_least("task.embedding.truncate_dim", embedding.truncate_dim, 1)

@@ -29,6 +29,7 @@ from longscan.pipeline.pool import check_width
 from longscan.pipeline.records import ErrorRow, Outcome, TokenStream
 from longscan.pipeline.rows import EntryResult, RowMaker, error_row
 from longscan.pipeline.schedule import check_sizes
+from longscan.pipeline.tokenize.prompt import Prompt
 
 PATIENCE_S = 0.02
 """How long a step that is not full waits for callers that are still bringing tokens."""
@@ -52,6 +53,7 @@ class Engine:
         device: torch.device | str,
         backend: Backend,
         context_id: int | None = None,
+        prompt: Prompt | None = None,
         reset_tokens: int | None = None,
         vocab_size: int | None = None,
         constant_shape: bool | None = None,
@@ -62,6 +64,7 @@ class Engine:
         """
         lanes, step_tokens, segment_tokens: numbers; ConfigError where they do not fit each other.
         context_id: token given to every document as context before its first (`score.context_token`), None for none.
+        prompt: tokens that come before every document, behind the context token; in no count, and in no pool unless asked for.
         reset_tokens: a document starts afresh, state and context, at every multiple of it; poolings and sums go on.
         vocab_size: ids from here on become error rows; None trusts the streams.
         constant_shape: every step has step_tokens rows. Default: on a GPU, where results would depend on the shape.
@@ -87,6 +90,7 @@ class Engine:
             constant_shape=constant_shape,
             meter=self._meter,
             reset_tokens=reset_tokens,
+            prompt=prompt,
         )
         self._lanes = Lanes(
             lanes,

@@ -161,6 +161,8 @@ class Feed:
                 return
             source.opened = self._lanes.admit(self.caller, source.document, source.stream.num_bytes)
             self._sources.append(source)
+            if pulled.blocks and pulled.blocks[0].replaced:
+                source.opened.carry.replaced = pulled.blocks[0].replaced
         if pulled.complete:
             self._sources.remove(source)
         if not source.opened.gone:

@@ -13,18 +13,21 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from longscan.kernels.checks import Backend
 from longscan.kernels.logprob import UNWANTED
 from longscan.kernels.pool import PoolOutput, PoolState, Run, pool, window_runs
 from longscan.kernels.segments import NO_LANE, TILE, Entry, Segments
 from longscan.pipeline.config import TaskConfig
+from longscan.pipeline.errors import ConfigError
 from longscan.pipeline.lanes import NO_TOKEN, Step, StepEntry
 from longscan.pipeline.meter import DEVICE, Meter
 from longscan.pipeline.pool import finish_vectors
 from longscan.pipeline.records import Vector, window_tokens
 from longscan.pipeline.rows import EntryResult
 from longscan.pipeline.score import UNSCORED, scores_first_token
+from longscan.pipeline.tokenize.prompt import Prompt
 
 PAD_ID = 0
 """What padding rows hold: any token will do, nothing of theirs is used."""
@@ -73,6 +76,8 @@ class Launched:
     norms: list[torch.Tensor]
     """As `state_norms` gives them, for each entry that ends its document."""
     documents: dict[str, torch.Tensor]
+    replaced: list[int]
+    """Tokens at the prompt's end that these documents replace."""
     windows: dict[str, torch.Tensor]
     begun: Mark | None
     done: Mark | None
@@ -93,21 +98,30 @@ class Forward:
         context_id: int | None,
         constant_shape: bool,
         reset_tokens: int | None = None,
+        prompt: Prompt | None = None,
         meter: Meter | None = None,
     ) -> None:
-        """The tables have a slot a lane and one more, `lanes`, for the state after the context token, written once here."""
+        """The tables have a slot a lane and more, from `lanes` on, for states after the context, written once here: after all of
+        it, and after all but the last 1, 2, ... tokens of the prompt, as many as a document may replace.
+        """
         self.model = model
         self.task = task
         self.device = device
         self.backend: Backend = backend
         self.meter = meter or Meter()
-        self.first_lane = NO_LANE if context_id is None else lanes
+        before = [] if context_id is None else [context_id]
+        contexts = [[*before, *prompt.ids[: len(prompt.ids) - n]] for n in range(prompt.replaceable + 1)] if prompt else [before]
+        self.first_lane = lanes if contexts[0] else NO_LANE
         self.reset_tokens = reset_tokens
         self.tiles = step_tokens // TILE if constant_shape else None
         self.pool_windows = task.embedding.window_tokens if task.embeds else None
-        self.model_state = model.new_state(lanes + 1)
-        self.pool_state = PoolState.new(lanes + 1, model.width, task.embedding.pooling, self.pool_windows, device) if task.embeds else None
-        self._context_hidden = None if context_id is None else self._prefill(context_id)
+        self.model_state = model.new_state(lanes + len(contexts))
+        self.pool_state = (
+            PoolState.new(lanes + len(contexts), model.width, task.embedding.poolings, self.pool_windows, device) if task.embeds else None
+        )
+        hidden = [self._prefill(ids, lanes + n) for n, ids in enumerate(contexts)]
+        self._context_hidden = hidden[0][-1:].repeat(TILE, 1) if contexts[0] else None
+        self._contexts = [part.double().cpu().numpy() for part in hidden] if task.embedding.include_prompt is True else []
         self._scores_first = scores_first_token(task, context_id)
 
     @property
@@ -146,13 +160,14 @@ class Forward:
         done = self._mark()
         if done is None:
             self.meter.add(DEVICE, wall=time.perf_counter() - began)
-        return Launched(segments, logprobs_T, firsts, first_logprobs, norms, documents, windows, begun, done)
+        replaced = [e.document.carry.replaced for e in step.entries if e.entry.ends]
+        return Launched(segments, logprobs_T, firsts, first_logprobs, norms, documents, replaced, windows, begun, done)
 
     def _pool(self, hidden_TD: torch.Tensor, segments: Segments, state: PoolState) -> PoolOutput:
         output, self.pool_state = pool(
             hidden_TD,
             state=state,
-            poolings=self.task.embedding.pooling,
+            poolings=self.task.embedding.poolings,
             segments=segments,
             window_tokens=self.pool_windows,
             backend=self.backend,
@@ -178,7 +193,7 @@ class Forward:
 
     def _cut(self, launched: Launched) -> list[EntryResult]:
         embedding = self.task.embedding
-        documents = {pooling: finish_vectors(vectors.numpy(), embedding) for pooling, vectors in launched.documents.items()}
+        documents = {pooling: finish_vectors(self._with_context(pooling, launched), embedding) for pooling in launched.documents}
         windows = {pooling: finish_vectors(vectors.numpy(), embedding) for pooling, vectors in launched.windows.items()}
         scores = iter([] if launched.first_logprobs is None else launched.first_logprobs.tolist())
         runs = self._runs(launched.segments)
@@ -206,6 +221,23 @@ class Forward:
             ended += entry.ends
             closed += closes
         return results
+
+    def _with_context(self, pooling: str, launched: Launched) -> npt.NDArray[np.floating[Any]]:
+        """Pooled vectors [W, D] of the documents that end, with the hidden states of the context where they belong to it."""
+        pooled_WD: npt.NDArray[np.floating[Any]] = launched.documents[pooling].numpy()
+        if not self._contexts or pooling == "last":
+            return pooled_WD
+        pooled_WD = pooled_WD.astype(np.float64)
+        lengths = [entry.position + entry.num_tokens for entry in launched.segments.entries if entry.ends]
+        for row_D, length, replaced in zip(pooled_WD, lengths, launched.replaced, strict=True):
+            context_LD = self._contexts[replaced]
+            if not len(context_LD):
+                continue
+            if pooling == "mean":
+                row_D[:] = (row_D * length + context_LD.sum(axis=0)) / (length + len(context_LD))
+            else:
+                np.maximum(row_D, context_LD.max(axis=0), out=row_D)
+        return pooled_WD
 
     def _pack(self, entries: Sequence[Entry], num_tiles: int) -> Segments:
         return Segments.pack(entries, num_tiles, self.device, slots=self.tiles)
@@ -247,14 +279,18 @@ class Forward:
         return self._to_host(torch.cat(blocks))
 
     @torch.inference_mode()
-    def _prefill(self, context_id: int) -> torch.Tensor:
-        """Run the context token into its slot. Returns its hidden state, [TILE, D], every row the same."""
-        entry = Entry(first_tile=0, num_tokens=1, lane_out=self.first_lane)
-        num_tiles = self.tiles or 1
+    def _prefill(self, context: list[int], slot: int) -> torch.Tensor:
+        """Run what comes before documents into its slot. Returns its hidden states, [tokens, D]."""
+        if not context:
+            return torch.zeros((0, self.model.width), device=self.device)
+        num_tiles = self.tiles or -(-len(context) // TILE)
+        if len(context) > num_tiles * TILE:
+            raise ConfigError(f"task.embedding.prompt: expected at most engine.step_tokens ({num_tiles * TILE}) tokens, got {len(context)}")
         ids = np.full(num_tiles * TILE, PAD_ID, dtype=np.int64)
-        ids[0] = context_id
-        hidden_TD, self.model_state = self.model.step(self._to_device(ids), self._pack([entry], num_tiles), self.model_state)
-        return hidden_TD[:1].repeat(TILE, 1)
+        ids[: len(context)] = context
+        entries = [Entry(first_tile=0, num_tokens=len(context), lane_out=slot)]
+        hidden_TD, self.model_state = self.model.step(self._to_device(ids), self._pack(entries, num_tiles), self.model_state)
+        return hidden_TD[: len(context)].clone()
 
     def _runs(self, segments: Segments) -> list[list[Run]]:
         runs: list[list[Run]] = [[] for _ in segments.entries]
@@ -287,7 +323,7 @@ def starts_afresh(entry: Entry, reset_tokens: int, first_lane: int) -> Iterator[
             first_tile=entry.first_tile + done // TILE,
             num_tokens=taken,
             position=position,
-            lane_in=entry.lane_in if position else first_lane,
+            lane_in=first_lane if position == 0 < entry.position + done else entry.lane_in,
             lane_out=entry.lane_out if last else NO_LANE,
             ends=entry.ends and last,
         )

@@ -85,6 +85,8 @@ class HostCarry:
     window_log_likelihood: float = 0.0
     """Of the open window, as is the next."""
     window_char_start: int | None = None
+    replaced: int = 0
+    """Tokens at the end of the prompt that the document's own stand for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -171,7 +173,8 @@ class Lanes:
         reset_tokens: int | None = None,
         keep_lanes: bool = False,
     ) -> None:
-        """first_lane: slot that holds the state before a document's first token; NO_LANE where that is zero.
+        """first_lane: slot that holds the state before a document's first token; NO_LANE where that is zero. The next ones hold it for
+        documents that replace 1, 2, ... tokens at the prompt's end.
 
         reset_tokens, keep_lanes: as `plan_step` takes them; a lane that is kept holds the document's final state after its last step.
         """
@@ -241,7 +244,7 @@ class Lanes:
             a.first_tile,
             a.num_tokens,
             a.position,
-            lane_in=place.lane if a.position else self.first_lane,
+            lane_in=place.lane if a.position else self._first_lane(document),
             lane_out=NO_LANE if a.ends and not self.keep_lanes else a.lane,
             ends=a.ends,
         )
@@ -253,6 +256,9 @@ class Lanes:
             del self._documents[a.key]
             self._release(document)
         return StepEntry(document, entry, taken)
+
+    def _first_lane(self, document: OpenDocument) -> int:
+        return self.first_lane if self.first_lane == NO_LANE else self.first_lane + document.carry.replaced
 
     def _refresh(self, document: OpenDocument) -> None:
         before = document.place.ready

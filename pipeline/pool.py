@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 from longscan.pipeline.config import EmbeddingConfig
@@ -15,8 +17,8 @@ def check_width(embedding: EmbeddingConfig, width: int) -> None:
         raise ConfigError(f"task.embedding.truncate_dim: expected 1 to {width}, the width of the model, got {embedding.truncate_dim}")
 
 
-def finish_vectors(pooled_WD: npt.NDArray[np.float32], embedding: EmbeddingConfig) -> Vector:
-    """Vectors as they are written, [W, truncate_dim or D], from pooled hidden states [W, D], fp32.
+def finish_vectors(pooled_WD: npt.NDArray[np.floating[Any]], embedding: EmbeddingConfig) -> Vector:
+    """Vectors as they are written, [W, truncate_dim or D], from pooled hidden states [W, D], fp32 or float64.
 
     Each row's bits depend on that row alone. The arithmetic is in float64 and rounds once; the zero vector stays zero.
     """

@@ -125,6 +125,8 @@ class TokenBlock:
     char_ends: npt.NDArray[np.int64] | None = None
     end: Cut | None = None
     """Where the next block begins. None for a part of a block, and behind an EOS token that is not the text's."""
+    replaced: int = 0
+    """Of a document's first block: tokens at the end of the prompt that its own stand for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +217,7 @@ def embedding_columns(task: TaskConfig) -> dict[str, str]:
     """Pooling -> column: `embedding` for a single pooling, `embedding_<pooling>` where several are asked for."""
     if not task.embeds:
         return {}
-    poolings = task.embedding.pooling
+    poolings = task.embedding.poolings
     return {p: "embedding" if len(poolings) == 1 else f"embedding_{p}" for p in poolings}
 
 

@@ -24,7 +24,7 @@ from longscan.pipeline.model import Mamba2Geometry, model_hash
 from longscan.pipeline.pool import check_width
 from longscan.pipeline.schedule import check_sizes
 from longscan.pipeline.score import context_token
-from longscan.pipeline.tokenize import TextTokenizer, check_fits, load_tokenizer
+from longscan.pipeline.tokenize import Prompt, TextTokenizer, check_fits, load_tokenizer, make_prompt
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What runs, as far as results depend on it."""
+    """What runs, as far as results depend on it and on the configuration, as `recipe.settle` returns it."""
 
     folder: str
     """The model's, on this machine."""
@@ -66,6 +66,8 @@ class Choice:
     vocab_size: int
     format: str = "auto"
     """Of the model's checkpoint."""
+    prompt: Prompt | None = None
+    """Before every document, behind the context token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +128,13 @@ def choose(config: JobConfig, folder: str, geometry: Mamba2Geometry, tokenizer: 
     bos, eos = (geometry.bos_id, geometry.eos_id) if tokenizer is None else (tokenizer.bos_id, tokenizer.eos_id)
     add_bos = config.model.add_bos if config.model.add_bos != "auto" else tokenizer is not None and tokenizer.adds_bos
     context = context_token(config.task, add_bos=bool(add_bos), bos_id=bos, eos_id=eos)
-    if config.model.append_eos and tokenizer is not None and tokenizer.eos_id is None:
+    if config.model.append_eos is True and tokenizer is not None and tokenizer.eos_id is None:
         raise ConfigError("model.append_eos: expected a tokenizer with an EOS token, found none; set model.append_eos=false")
     if config.task.embeds:
         check_width(config.task.embedding, geometry.d_model)
-    return Choice(folder, device.kind, backend, dtype, context, geometry.vocab_size, config.model.format)
+    text = config.task.embedding.prompt_text if config.task.embeds else None
+    prompt = None if text is None or tokenizer is None else make_prompt(text, tokenizer)
+    return Choice(folder, device.kind, backend, dtype, context, geometry.vocab_size, config.model.format, prompt)
 
 
 def _no_cutile(geometry: Mamba2Geometry, dtype: str, device: Device) -> str | None:
@@ -186,6 +190,7 @@ def model_facts(config: JobConfig, choice: Choice, tokenizer: TextTokenizer | No
         "commit": config.model.revision,
         "tokenizer": None if tokenizer is None else tokenizer_facts(tokenizer, config.model.tokenizer_revision),
         "context_id": choice.context_id,
+        "prompt_ids": None if choice.prompt is None else list(choice.prompt.ids),
     }
 
 

@@ -134,7 +134,7 @@ class RowMaker:
             yield TokensRow(document, position + start, taken.ids[start:stop], scores[start:stop])
 
     def _document_row(self, document: Document, carry: HostCarry, result: EntryResult, num_bytes: int | None) -> DocumentRow:
-        poolings = self.task.embedding.pooling if self.task.embeds else []
+        poolings = self.task.embedding.poolings if self.task.embeds else []
         row = DocumentRow(document, carry.position, {pooling: result.vectors.get(pooling) for pooling in poolings})
         if result.state_norms is not None:
             norms = np.sqrt(np.square(result.state_norms).reshape(len(result.state_norms), -1).sum(axis=1))

@@ -31,6 +31,7 @@ from longscan.pipeline.nodes import Workers, size_workers
 from longscan.pipeline.output import RunFolder, open_output
 from longscan.pipeline.plan import Plan, make_plan
 from longscan.pipeline.progress import Progress, count
+from longscan.pipeline.recipe import read_recipe, settle
 from longscan.pipeline.records import ShardReport
 from longscan.pipeline.resolve import Choice, Sizes, choose, choose_sizes, look_at_device, model_facts, pinned, tokenizer_of
 from longscan.pipeline.scan import Scan, scan
@@ -94,6 +95,10 @@ def prepare(config: JobConfig) -> Prepared:
     geometry = read_geometry(folder, format=config.model.format)
     check_weights(folder, geometry, format=config.model.format)
     tokenizer = tokenizer_of(config, geometry, folder)
+    recipe = read_recipe(folder)
+    config = settle(config, recipe, tokenizer)
+    if geometry.max_trained_tokens is None and recipe is not None:
+        geometry = replace(geometry, max_trained_tokens=recipe.max_tokens)
     tokens = make_plan(scanned.files, shard_tokens=1 << 40, limit=config.limit).estimated_tokens
     config, workers = _settle_cluster(config, tokens)
     device = cluster.on_a_worker(config, workers.gpus, look_at_device, workers.gpus > 0)

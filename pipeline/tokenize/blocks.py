@@ -8,6 +8,7 @@ from concurrent.futures import Future
 import numpy as np
 from longscan.pipeline.errors import DocumentError
 from longscan.pipeline.records import BEGINNING, Cut, Ids, TokenBlock
+from longscan.pipeline.tokenize.prompt import Prompt
 from longscan.pipeline.tokenize.texts import block_of, encode_all
 from longscan.pipeline.tokenize.tokenizer import TextTokenizer, Tokens
 
@@ -18,15 +19,15 @@ Encoded = tuple[Tokens, int] | DocumentError
 """A short text's tokens and its length in code points, or what became of it."""
 
 
-def encode_batch(texts: list[memoryview], tokenizer: TextTokenizer, with_offsets: bool) -> list[Encoded]:
+def encode_batch(texts: list[memoryview], tokenizer: TextTokenizer, with_offsets: bool, prompt: Prompt | None = None) -> list[Encoded]:
     """Whole short texts in one call. One that the tokenizer fails on does not take the others with it."""
     strings = [str(text, "utf-8") for text in texts]
     try:
-        tokens = encode_all(strings, tokenizer, after_cut=False, with_offsets=with_offsets)
+        tokens = encode_all(strings, tokenizer, after_cut=False, with_offsets=with_offsets, prompt=prompt)
     except DocumentError as error:
         if len(texts) == 1:
             return [error]
-        return [encode_batch([text], tokenizer, with_offsets)[0] for text in texts]
+        return [encode_batch([text], tokenizer, with_offsets, prompt)[0] for text in texts]
     return list(zip(tokens, map(len, strings), strict=True))
 
 

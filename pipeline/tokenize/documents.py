@@ -10,6 +10,7 @@ from longscan.pipeline.errors import ConfigError, DocumentError
 from longscan.pipeline.meter import Meter, MeteredExecutor
 from longscan.pipeline.records import BEGINNING, Cut, Document, ErrorRow, TokenBlock, TokenStream
 from longscan.pipeline.tokenize.blocks import EosBlocks, batch_blocks, checked_ids, close_iterator, encode_batch, id_blocks
+from longscan.pipeline.tokenize.prompt import Prompt
 from longscan.pipeline.tokenize.texts import PIECE_BYTES, TextBlocks
 from longscan.pipeline.tokenize.tokenizer import TextTokenizer
 
@@ -38,12 +39,13 @@ class DocumentTokenizer:
         with_offsets: bool = False,
         append_eos: bool = False,
         piece_bytes: int = PIECE_BYTES,
+        prompt: Prompt | None = None,
         meter: Meter | None = None,
     ) -> None:
         """tokenizer: None where documents bring token ids. vocab_size: the model's, for those ids.
 
         with_offsets: blocks say where in the text their tokens stand. append_eos: after a document's last token; a document
-        without tokens stays so. meter: charged with the stage tokenize.
+        without tokens stays so. prompt: comes before every text, and is in no block. meter: charged with the stage tokenize.
 
         Raises ConfigError where there is no EOS token to append.
         """
@@ -51,6 +53,7 @@ class DocumentTokenizer:
         if append_eos and self._eos_id is None:
             found = "no tokenizer, because documents bring token ids" if tokenizer is None else "none"
             raise ConfigError(f"model.append_eos: expected a tokenizer with an EOS token, found {found}; set model.append_eos=false")
+        self._prompt = prompt
         self._tokenizer, self._vocab_size, self._workers = tokenizer, vocab_size, workers
         self._with_offsets, self.piece_bytes = with_offsets, piece_bytes
         # Threads of our own instead of the library's: as many as asked for, and each takes what is next when it is free.
@@ -97,13 +100,14 @@ class DocumentTokenizer:
             start=start,
             piece_bytes=self.piece_bytes,
             with_offsets=self._with_offsets,
+            prompt=self._prompt,
         )
         return self._text_stream(document, self._ended(blocks, start, with_offsets=self._with_offsets))
 
     def short_streams(self, documents: list[Document]) -> list[TokenStream]:
         """The same for several documents of little text, tokenized in one call."""
         texts = [text_of(document) for document in documents]
-        batch = self._executor.submit(encode_batch, texts, self._text_tokenizer, self._with_offsets)
+        batch = self._executor.submit(encode_batch, texts, self._text_tokenizer, self._with_offsets, self._prompt)
         streams = []
         for index, (document, text) in enumerate(zip(documents, texts, strict=True)):
             blocks = batch_blocks(batch, index, text.nbytes)

@@ -15,6 +15,7 @@ import numpy as np
 from longscan.pipeline.errors import DocumentError
 from longscan.pipeline.records import BEGINNING, Cut, TokenBlock
 from longscan.pipeline.tokenize.cuts import Cuts
+from longscan.pipeline.tokenize.prompt import Prompt
 from longscan.pipeline.tokenize.tokenizer import TextTokenizer, Tokens
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,9 @@ class TextBlocks(Iterator[TokenBlock]):
         start: Cut = BEGINNING,
         piece_bytes: int = PIECE_BYTES,
         with_offsets: bool = False,
+        prompt: Prompt | None = None,
     ) -> None:
+        self._prompt = prompt
         self._text = text.cast("B")
         self._tokenizer, self._executor = tokenizer, executor
         self._ahead, self._piece_bytes, self._with_offsets = ahead, piece_bytes, with_offsets
@@ -121,7 +124,8 @@ class TextBlocks(Iterator[TokenBlock]):
                     start,
                     end,
                 )
-            piece = self._executor.submit(encode_piece, self._text[start:end], self._tokenizer, start > 0, self._with_offsets)
+            prompt = None if start else self._prompt
+            piece = self._executor.submit(encode_piece, self._text[start:end], self._tokenizer, start > 0, self._with_offsets, prompt)
             self._pieces.append((end, piece))
             self._next_byte = end
         if self._next_byte >= len(self._text):
@@ -132,17 +136,23 @@ class TextBlocks(Iterator[TokenBlock]):
         self._text, self._next_byte = memoryview(b""), 0
 
 
-def encode_piece(piece: memoryview, tokenizer: TextTokenizer, after_cut: bool, with_offsets: bool) -> tuple[Tokens, int]:
-    """A piece's tokens and its length in code points."""
+def encode_piece(
+    piece: memoryview, tokenizer: TextTokenizer, after_cut: bool, with_offsets: bool, prompt: Prompt | None = None
+) -> tuple[Tokens, int]:
+    """A piece's tokens and its length in code points. prompt: before a text's first piece."""
     text = str(piece, "utf-8")
-    return encode_all([text], tokenizer, after_cut=after_cut, with_offsets=with_offsets)[0], len(text)
+    return encode_all([text], tokenizer, after_cut=after_cut, with_offsets=with_offsets, prompt=prompt)[0], len(text)
 
 
-def encode_all(texts: list[str], tokenizer: TextTokenizer, *, after_cut: bool, with_offsets: bool) -> list[Tokens]:
+def encode_all(
+    texts: list[str], tokenizer: TextTokenizer, *, after_cut: bool, with_offsets: bool, prompt: Prompt | None = None
+) -> list[Tokens]:
     """Tokens of each text; raises DocumentError where the tokenizer fails."""
     try:
+        if prompt is not None:
+            return prompt.before(texts, tokenizer, with_offsets=with_offsets)
         return tokenizer.encode(texts, after_cut=after_cut, with_offsets=with_offsets)
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, DocumentError):
         raise
     except BaseException as error:  # a panic of the library is no Exception
         raise DocumentError(
@@ -152,5 +162,5 @@ def encode_all(texts: list[str], tokenizer: TextTokenizer, *, after_cut: bool, w
 
 def block_of(tokens: Tokens, start: Cut, end: Cut) -> TokenBlock:
     if tokens.char_starts is None or tokens.char_ends is None:
-        return TokenBlock(tokens.ids, end=end)
-    return TokenBlock(tokens.ids, tokens.char_starts + np.int64(start.char), tokens.char_ends + np.int64(start.char), end)
+        return TokenBlock(tokens.ids, end=end, replaced=tokens.replaced)
+    return TokenBlock(tokens.ids, tokens.char_starts + np.int64(start.char), tokens.char_ends + np.int64(start.char), end, tokens.replaced)

@@ -31,6 +31,8 @@ class Tokens(NamedTuple):
     ids: Ids
     char_starts: Chars | None
     char_ends: Chars | None
+    replaced: int = 0
+    """Tokens at the end of a prompt before the text that its first ones stand for."""
 
 
 class TextTokenizer:

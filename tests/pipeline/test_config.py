@@ -66,6 +66,10 @@ def test_what_can_be_carried_out(values: dict[str, Any]) -> None:
         ({"engine__segment_tokens": 8191}, "engine.segment_tokens"),
         ({"engine__checkpoint_tokens": -64}, "engine.checkpoint_tokens"),
         ({"engine__reset_tokens": 192, "engine__segment_tokens": 128}, "engine.reset_tokens: expected a multiple of 64 that divides"),
+        ({"task__embedding__pooling": "mean"}, "task.embedding.pooling: expected auto, or a list of some of mean"),
+        ({"task__embedding__normalize": "yes"}, "task.embedding.normalize: expected one of auto, true, false"),
+        ({"task__embedding__prompt": "query", "task__embedding__prompt_text": "query: "}, "task.embedding.prompt_text: expected null"),
+        ({"model__append_eos": "no"}, "model.append_eos"),
         ({"engine__reset_tokens": 32}, "engine.reset_tokens"),
         ({"engine__reset_tokens": 0}, "engine.reset_tokens"),
         ({"model__decay_scale": 0}, "model.decay_scale: expected a positive number"),
@@ -108,6 +112,6 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 def test_sections_are_independent() -> None:
     """A default list of one job is not another's."""
     one, other = JobConfig(), JobConfig()
-    one.task.embedding.pooling.append("last")
-    assert other.task.embedding.pooling == ["mean"]
+    one.input.passthrough.append("author")
+    assert other.input.passthrough == []
     assert replace(one, limit=3).task is one.task

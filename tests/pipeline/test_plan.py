@@ -299,12 +299,12 @@ def changed(path: str, value: Any) -> JobConfig:
 @pytest.mark.parametrize(
     ("key", "value", "line"),
     [
-        ("task.embedding.pooling", ["max"], 'task.embedding.pooling: ["mean"] -> ["max"]'),
-        ("task.embedding.normalize", False, "task.embedding.normalize: true -> false"),
+        ("task.embedding.pooling", ["max"], 'task.embedding.pooling: "auto" -> ["max"]'),
+        ("task.embedding.normalize", False, 'task.embedding.normalize: "auto" -> false'),
         ("task.embedding.window_tokens", 512, "task.embedding.window_tokens: null -> 512"),
         ("task.score.first_token", "skip", 'task.score.first_token: "auto" -> "skip"'),
         ("model.dtype", "float32", 'model.dtype: "auto" -> "float32"'),
-        ("model.append_eos", True, "model.append_eos: false -> true"),
+        ("model.append_eos", True, 'model.append_eos: "auto" -> true'),
         ("input.text_column", "body", 'input.text_column: "text" -> "body"'),
         ("input.id_column", "key", 'input.id_column: null -> "key"'),
         ("input.passthrough", ["a"], 'input.passthrough: [] -> ["a"]'),
@@ -382,4 +382,4 @@ def test_provenance_is_the_facts_without_the_files() -> None:
     assert kept["fingerprint"] == fingerprint(facts())
     assert kept["num_input_files"] == 2
     assert "files" not in kept
-    assert kept["task"]["embedding"]["pooling"] == ["mean"]
+    assert kept["task"]["embedding"]["pooling"] == "auto"

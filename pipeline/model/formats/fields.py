@@ -23,6 +23,17 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
+def read_list(path: Path) -> list[dict[str, Any]]:
+    """A JSON list of objects, or ModelError."""
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: expected a JSON list, but it cannot be read: {error}. Download the checkpoint again.") from error
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise ModelError(f"{path}: expected a JSON list of objects, found another {type(values).__name__}. Download the checkpoint again.")
+    return values
+
+
 def same(value: Any, other: Any) -> bool:
     """Equal as JSON has it, where true is no number."""
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
