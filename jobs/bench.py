@@ -49,6 +49,12 @@ def _kernels(options: argparse.Namespace) -> list[str]:
     )
 
 
+def _model(options: argparse.Namespace) -> list[str]:
+    from longscan.jobs.benchmark.layers import bench_model
+
+    return bench_model(options.shape, layers=options.layers, path=options.json, commit=options.commit, chunks=options.chunks)
+
+
 def _job(options: argparse.Namespace) -> list[str]:
     report(options)
     return []
@@ -66,7 +72,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     one.set_defaults(work=_kernels)
     _operators(one)
     _measured(one)
-    one.add_argument("--chunks", nargs="+", type=int, default=[64, 128, 256], metavar="N", help="of mamba_ssm, the best is kept")
+    one.add_argument("--no-peers", action="store_true", help="time longscan alone")
+    one = words.add_parser("model", help="whole networks of random weights, beside their products and a stack of peers", allow_abbrev=False)
+    one.set_defaults(work=_model)
+    one.add_argument("--layers", type=int, metavar="N", help="of each model; all that it has")
+    _measured(one)
     one = words.add_parser("job", help="a whole job against its model alone", allow_abbrev=False)
     one.set_defaults(work=_job)
     add_arguments(one)
@@ -81,7 +91,7 @@ def _measured(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", nargs="+", choices=MODELS, default=list(MODELS), help="of these models; all")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well, after each of them")
     parser.add_argument("--commit", metavar="HASH", help="to be named in the results, where there is no git to ask")
-    parser.add_argument("--no-peers", action="store_true", help="time longscan alone")
+    parser.add_argument("--chunks", nargs="+", type=int, default=[64, 128, 256], metavar="N", help="of mamba_ssm, the best is kept")
 
 
 if __name__ == "__main__":

@@ -34,8 +34,13 @@ class Load:
 
 
 def loads(shape: Shape) -> Sequence[Load]:
-    """Documents enough to fill the GPU, and one alone, which is cut into spans: shorter ones where there are few heads."""
-    return (Load(DOCUMENTS), Load(ONE_DOCUMENT, 32 if shape.H <= 32 else 64))
+    """Documents enough to fill the GPU, and one alone, which is cut into spans."""
+    return (Load(DOCUMENTS), Load(ONE_DOCUMENT, span_tiles(shape.H)))
+
+
+def span_tiles(heads: int) -> int:
+    """Tiles of a span for one document alone: spans times heads have to fill the GPU, and each costs the traffic of a state."""
+    return 32 if heads <= 32 else 64
 
 
 def cases(
