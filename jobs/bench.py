@@ -55,6 +55,22 @@ def _model(options: argparse.Namespace) -> list[str]:
     return bench_model(options.shape, layers=options.layers, path=options.json, commit=options.commit, chunks=options.chunks)
 
 
+def _tune(options: argparse.Namespace) -> list[str]:
+    from longscan.jobs.benchmark.settings import tune_kernels
+
+    return tune_kernels(options.operator, folder=options.out, commit=options.commit)
+
+
+def _table(options: argparse.Namespace) -> list[str]:
+    from longscan.jobs.benchmark.summary import summary, write_summary
+
+    if options.update is not None:
+        write_summary(options.update)
+    else:
+        print(summary())
+    return []
+
+
 def _job(options: argparse.Namespace) -> list[str]:
     report(options)
     return []
@@ -77,6 +93,14 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     one.set_defaults(work=_model)
     one.add_argument("--layers", type=int, metavar="N", help="of each model; all that it has")
     _measured(one)
+    one = words.add_parser("tune", help="find the fastest hints and sizes for the GPU that is here", allow_abbrev=False)
+    one.set_defaults(work=_tune)
+    _operators(one)
+    one.add_argument("--out", type=Path, metavar="FOLDER", help="where the tables go; beside the kernels")
+    one.add_argument("--commit", metavar="HASH", help="to be named in the tables, where there is no git to ask")
+    one = words.add_parser("table", help="the README's table, from the results that are kept", allow_abbrev=False)
+    one.set_defaults(work=_table)
+    one.add_argument("--update", type=Path, metavar="README", help="write it there, between its two marks")
     one = words.add_parser("job", help="a whole job against its model alone", allow_abbrev=False)
     one.set_defaults(work=_job)
     add_arguments(one)

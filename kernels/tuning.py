@@ -94,10 +94,15 @@ def spill_allowed(name: str, arch: str, *, full: bool = False) -> int:
 
 
 def version() -> str:
-    """A name for all settings of all tables together: it changes when, and only when, one of them does."""
-    settings = {path.parent.name: table(path.parent.name).get("kernels", {}) for path in sorted(FOLDER.glob(f"*/{FILE}"))}
-    used = {operator: kernels for operator, kernels in settings.items() if kernels}
-    return hashlib.sha256(json.dumps(used, sort_keys=True).encode()).hexdigest()[:12] if used else "none"
+    """A name for all settings of all tables together: it changes when, and only when, one of them does. `none`: there are none."""
+    kept: dict[str, Any] = {}
+    for path in sorted(FOLDER.glob(f"*/{FILE}")):
+        for kernel, by_arch in table(path.parent.name).get("kernels", {}).items():
+            for arch, entries in by_arch.items():
+                settings = [[entry["where"], entry.get("hints", {}), entry.get("sizes", {})] for entry in entries]
+                if settings:
+                    kept[f"{path.parent.name}.{kernel} {arch}"] = settings
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12] if kept else "none"
 
 
 def architecture() -> str | None:

@@ -16,6 +16,7 @@ from functools import reduce
 from importlib.metadata import version
 from typing import Any
 
+from longscan.kernels import tuning
 from longscan.kernels.segments import TILE
 from longscan.pipeline import cluster
 from longscan.pipeline.config import JobConfig, validate
@@ -104,7 +105,8 @@ def prepare(config: JobConfig) -> Prepared:
     device = cluster.on_a_worker(config, workers.gpus, look_at_device, workers.gpus > 0)
     choice = choose(config, folder, geometry, tokenizer, device)
     settled = replace(config, model=replace(config.model, dtype=choice.dtype, add_bos=choice.context_id is not None))
-    versions = {"longscan": version("longscan")}
+    # What was found fastest on a GPU can change the last bits.
+    versions = {"longscan": version("longscan"), **({"tuning": tuning.version()} if choice.backend == "cutile" else {})}
     facts = run_facts(settled, scanned.files, model=model_facts(config, choice, tokenizer), backend=choice.backend, versions=versions)
     return Prepared(config, scanned, geometry, choice, choose_sizes(config, geometry, device, tokens, workers.most), facts, workers)
 

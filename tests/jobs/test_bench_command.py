@@ -14,7 +14,7 @@ needs_tile = pytest.importorskip("cuda.tile", reason="cuda-tile is only on Linux
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("word", ["kernels", "model"])
+@pytest.mark.parametrize("word", ["kernels", "model", "tune"])
 def test_what_needs_a_gpu_says_so(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main([word]) == 2
     out, err = capsys.readouterr()
