@@ -21,7 +21,7 @@ from types import FrameType
 
 from longscan.jobs.compose import compose_job, spelled_keys
 from longscan.pipeline.config import DEMO, JobConfig
-from longscan.pipeline.errors import LongscanError, Stopped
+from longscan.pipeline.errors import LongscanError, Stopped, again
 from longscan.pipeline.storage import redact
 
 log = logging.getLogger("longscan")
@@ -33,11 +33,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns its exit code: 0 done, 2 cannot be done, 3 done with too many errors, 75 stopped and can go on."""
     options = _parse(sys.argv[1:] if arguments is None else arguments)
     before = signal.signal(signal.SIGTERM, _interrupt)
+    overwrite = False
     try:
         with _logging():
-            return _run(compose_job(options.words, config_dir=options.config_dir, config_name=options.config_name))
+            config = compose_job(options.words, config_dir=options.config_dir, config_name=options.config_name)
+            overwrite = config.output.overwrite
+            return _run(config)
     except KeyboardInterrupt:
-        return _fail(Stopped("stopped; what is done is kept, run the same command again to go on"))
+        return _fail(Stopped(f"stopped; what is done is kept, {again(overwrite)} to go on"))
     except LongscanError as error:
         return _fail(error)
     finally:

@@ -28,7 +28,8 @@ from longscan.pipeline.config import JobConfig
 from longscan.pipeline.errors import ConfigError, LongscanError, Stopped
 from longscan.pipeline.nodes import Node, Workers, cores_here
 from longscan.pipeline.progress import Progress
-from longscan.pipeline.worker import SHARDS_AT_ONCE, TRIES, Chain, Job, Result, Worker
+from longscan.pipeline.suspects import Unfit
+from longscan.pipeline.worker import SHARDS_AT_ONCE, Chain, Job, Result, Worker
 
 NO_LIMIT_S = -1
 """Ray Data gives a run up that yields no row for half an hour, which one long document may well take."""
@@ -143,7 +144,7 @@ def _told() -> Iterator[None]:
             cause = getattr(cause, "cause", None) or cause.__cause__
         if isinstance(cause, LongscanError):
             raise type(cause)(*cause.args) from error
-        raise Stopped(f"Ray stopped the run: {_reason(error)}\nWhat is done is kept; run the same command again to go on") from error
+        raise Stopped(f"Ray stopped the run: {_reason(error)}") from error
 
 
 def _reason(error: BaseException) -> str:
@@ -165,7 +166,7 @@ def _pool(job: Job, workers: Workers, chains: Sequence[Chain], progress: Progres
     rows = ray.data.from_items([{"chain": pickle.dumps(chain)} for chain in chains], override_num_blocks=len(chains))
     results = rows.map_batches(
         RayWorker,
-        fn_constructor_args=(job, workers.cores, tally),
+        fn_constructor_args=(job, workers.cores, tally, workers.most * job.config.cluster.max_attempts),
         batch_size=1,
         # Restarts of an actor, and tries of what it had in hand, are without limit by default.
         compute=ActorPoolStrategy(
@@ -228,6 +229,15 @@ class Tally:
 
     def __init__(self) -> None:
         self._tokens: Counter[str] = Counter()
+        self._begun = 0
+
+    def begin(self) -> int:
+        """A worker begins to build its tools. How many have begun since one had them ready, this one counted."""
+        self._begun += 1
+        return self._begun
+
+    def ready(self) -> None:
+        self._begun = 0
 
     def add(self, worker: str, tokens: int) -> None:
         self._tokens[worker] += tokens
@@ -239,16 +249,23 @@ class Tally:
 class RayWorker:
     """The actor around a worker."""
 
-    def __init__(self, job: Job, cores: int, tally: Any) -> None:
-        """tally: handle of the `Tally`."""
+    def __init__(self, job: Job, cores: int, tally: Any, most_starts: int) -> None:
+        """tally: handle of the `Tally`. most_starts: of workers that die before they are ready, until the run is given up."""
+        import ray
+
         torch.set_num_threads(cores)
         self._tally = tally
         self._name = f"{os.uname().nodename}:{os.getpid()}"
         self._threads = ThreadPoolExecutor(SHARDS_AT_ONCE, thread_name_prefix="shard")
         self._failure: LongscanError | None = None
         # Kept for the answer: what a constructor raises, Ray wraps in several traces.
+        begun = ray.get(tally.begin.remote())
+        if begun > most_starts:
+            self._failure = Stopped(f"workers died before they were ready, {begun - 1} times; does the memory hold the model?")
+            return
         try:
             self._worker = Worker(job, threads=cores, on_tokens=self._count)
+            tally.ready.remote()
         except LongscanError as error:
             self._failure = error
         except Exception as error:
@@ -260,13 +277,13 @@ class RayWorker:
     def _run(self, chain: Chain) -> list[Result] | LongscanError:
         """Results of a chain. Where the engine failed this process ends, for Ray to start it anew and to try the chain elsewhere.
 
-        A chain whose shard was begun TRIES times ends the run instead: it is not the machine then.
+        An engine that fails whatever it is given ends the run instead.
         """
         try:
             return self._worker.run_chain(chain)
+        except Unfit as error:
+            return Stopped(str(error))
         except Stopped as error:
-            if self._worker.most_attempts(chain) >= TRIES:
-                return error
             log.error("a worker on %s ends and is started anew: %s", os.uname().nodename, error)
             os._exit(1)
 

@@ -110,6 +110,8 @@ class ClusterConfig:
     workers: Any = "auto"
     gpus_per_worker: Any = "auto"
     cpus_per_worker: Any = "auto"
+    max_attempts: int = 4
+    hang_s: float = 1800.0
 
 
 @dataclass
@@ -227,6 +229,9 @@ def _cluster(cluster: ClusterConfig) -> Iterator[Problem]:
     if cluster.mode == "inprocess" and cluster.workers not in ("auto", 1, [1, 1]):
         yield "cluster.workers", "1 with cluster=inprocess, which is one worker; several take cluster=local or ray", cluster.workers
     yield from _auto_or_number("cluster.cpus_per_worker", cluster.cpus_per_worker)
+    yield from _at_least("cluster.max_attempts", cluster.max_attempts, 2)
+    if isinstance(cluster.hang_s, bool) or not isinstance(cluster.hang_s, int | float) or not cluster.hang_s > 0:
+        yield "cluster.hang_s", "seconds, more than 0", cluster.hang_s
     gpus = cluster.gpus_per_worker
     # Written as what is allowed: every comparison with NaN is false.
     if gpus != "auto" and (isinstance(gpus, bool) or not isinstance(gpus, int | float) or not (0 <= gpus <= 1 or gpus % 1 == 0 < gpus)):

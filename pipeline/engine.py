@@ -109,7 +109,9 @@ class Engine:
         self._work, self._news = threading.Condition(lock), threading.Condition(lock)
         self._lock = lock
         self._callers: set[Caller] = set()
-        self._closed = False
+        self._delivered = 0
+        """Tokens of the steps whose results are in."""
+        self._closed = self._given_up = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="longscan-engine", daemon=True)
         self._thread.start()
@@ -140,13 +142,28 @@ class Engine:
         """Steps, tokens and rows so far, and with them the share of rows that held no token."""
         return self._lanes.totals
 
+    @property
+    def under_way(self) -> tuple[int, int]:
+        """Tokens of steps that are booked and have no results yet, and tokens of those that have."""
+        with self._lock:
+            return self._lanes.totals.tokens - self._delivered, self._delivered
+
+    def give_up(self, error: Exception) -> None:
+        """Fail, by `error`, without waiting for the engine's thread: whatever it is at, it is left behind."""
+        with self._lock:
+            self._failure, self._given_up = self._failure or error, True
+            self._work.notify_all()
+            self._news.notify_all()
+
     def close(self) -> None:
         """End the engine's thread after the step that runs. Calls of `process` that are not done raise EngineFailed."""
         with self._lock:
             self._closed = True
             self._work.notify_all()
             self._news.notify_all()
-        self._thread.join()
+            given_up = self._given_up
+        if not given_up:
+            self._thread.join()
 
     def __enter__(self) -> Engine:
         return self
@@ -206,7 +223,7 @@ class Engine:
         launched: deque[tuple[Step, Launched]] = deque()
         while True:
             step = self._next_step(wait=not launched)
-            if self._closed:
+            if self._closed or self._given_up:
                 return
             if step is not None:
                 launched.append((step, self._forward.launch(step)))
@@ -255,6 +272,7 @@ class Engine:
         with self._lock:
             for document, rows, ends in made:
                 self._hand_over(document, rows, ends)
+            self._delivered += step.num_tokens
             self._announce()
         self._on_tokens(step.num_tokens)
 

@@ -6,8 +6,9 @@
     ├── InputError           input files that cannot be found or read, a column that is not there: exit code 2
     ├── OutputError          an output folder that cannot be used: not a run, another run's, locked, unwritable: exit code 2
     ├── DocumentError        one row that cannot be processed: becomes a row of errors/, never ends a run
+    │   └── WorkerKilled     nor does one that ends the process that works on it
     ├── TooManyErrors        more error rows than max_errors, after everything else is committed: exit code 3
-    └── Stopped              asked to stop; what is done is kept, run the same command again: exit code 75
+    └── Stopped              stopped before it was complete; what is done is kept, see `again`: exit code 75
 
 Every message says what was expected, what was found and where (file, row, key), and what to do about it.
 Shapes handed to an operator are a ValueError with name, expected and got; `assert` is for what cannot happen.
@@ -49,6 +50,10 @@ class DocumentError(LongscanError):
         self.stage = stage
 
 
+class WorkerKilled(DocumentError):
+    """The worker's process ended again and again while it worked on this document and on no other."""
+
+
 class TooManyErrors(LongscanError):
     """The run is complete, but more rows failed than max_errors allows."""
 
@@ -59,3 +64,8 @@ class Stopped(LongscanError):
     """The run was asked to stop and can go on later."""
 
     exit_code = 75
+
+
+def again(overwrite: bool) -> str:
+    """How to go on with a run that was started with or without output.overwrite=true, which would begin it anew."""
+    return "run the same command again, without output.overwrite=true," if overwrite else "run the same command again"

@@ -28,12 +28,15 @@ class Tools:
     meter: Meter = field(default_factory=Meter)
 
 
-def process_shard(shard: Shard, tools: Tools) -> ShardReport:
-    """Read, tokenize, run and write one shard; what it says is committed when this returns, nothing of it if it raises."""
+def process_shard(shard: Shard, tools: Tools, attempt: int | None = None) -> ShardReport:
+    """Read, tokenize, run and write one shard; what it says is committed when this returns, nothing of it if it raises.
+
+    attempt: its number, where it has begun already.
+    """
     meter = tools.meter
     documents = meter.each("read", tools.reader.read(shard))
     streams = meter.each("tokenize", tools.tokenizer.tokenize(documents))
-    with tools.writer.open(shard) as part, closing(tools.engine.process(streams)) as outcomes:
+    with tools.writer.open(shard, attempt) as part, closing(tools.engine.process(streams)) as outcomes:
         for outcome in outcomes:
             with meter("write"):
                 part.add(outcome)

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from longscan.pipeline.errors import OutputError
+from longscan.pipeline.gate import gate
 from longscan.pipeline.ledger import RUN
 from longscan.pipeline.storage import Location, atomic_write, children, create_exclusive, read_bytes, remove
 
@@ -64,6 +65,8 @@ class RunLock:
         self._lost = threading.Event()
         self._done = threading.Event()
         self._number = self._take()
+        with gate(output, shut=True):
+            pass  # a commit of the start before, whose workers may outlive it, ends first; later ones find this start and give way
         self._thread = threading.Thread(target=self._beat, name="longscan-lock", daemon=True)
         self._thread.start()
 
@@ -72,6 +75,11 @@ class RunLock:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.release()
+
+    @property
+    def number(self) -> int:
+        """Counts the starts of this output's runs, from 1."""
+        return self._number
 
     def check(self) -> None:
         """Raise OutputError where somebody else has taken the lock over: this run was taken for dead."""

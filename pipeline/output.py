@@ -6,7 +6,7 @@ OUT/_run/fingerprint.json                   what the run depends on: with it, th
 OUT/_run/plan.json                          its shards, written before it
 OUT/_run/manifest/, attempts/               see `ledger`
 OUT/_run/metrics.json                       what the last start did and how fast, see `run`
-OUT/_run/lock/                              see `lock`
+OUT/_run/lock/, gate                        see `lock`, `gate`
 OUT/_run/tmp/                               files in the making; what is left there by a crash is removed by the next start
 """
 
@@ -44,7 +44,7 @@ from longscan.pipeline.storage import (
 from longscan.pipeline.write import TABLES, tables_of
 
 SUCCESS = "_SUCCESS"
-BEFORE_A_RUN = {"lock", "tmp", "plan.json"}
+BEFORE_A_RUN = {"lock", "gate", "tmp", "plan.json"}
 """What a start leaves in `_run` that ended before its folder became a run."""
 
 _PART = re.compile(r"part-\d{5}-of-\d{5}\.parquet")
@@ -92,6 +92,11 @@ class RunFolder:
         self.started = started
         """A plan is there: `plan` reads it. Else `start` writes one."""
         self._lock = lock
+
+    @property
+    def number(self) -> int:
+        """Of this start, counted from 1; 0 where nothing is left to do."""
+        return self._lock.number if self._lock is not None else 0
 
     @property
     def finished(self) -> bool:
@@ -145,7 +150,10 @@ class RunFolder:
         reports = self.reports()
         missing = [shard for shard in plan.shards if shard.index not in reports]
         if missing:
-            raise OutputError(f"{self.place}: {len(missing)} of {len(plan.shards)} shards are not done; run the same command again")
+            raise OutputError(
+                f"{self.place}: {len(missing)} of {len(plan.shards)} shards are not done; run the same command again, without "
+                "output.overwrite=true, to go on"
+            )
         self._check_parts(plan, task)
         done = [reports[shard.index] for shard in plan.shards]
         summary = {
@@ -157,8 +165,8 @@ class RunFolder:
             "windows": sum(report.num_windows for report in done),
             **more,
         }
+        remove_tree(self.place / RUN / "tmp")  # before the mark: nothing is touched behind it
         atomic_write(self.place / SUCCESS, json.dumps(summary, indent=2).encode())
-        remove_tree(self.place / RUN / "tmp")
         return summary
 
     def _check_parts(self, plan: Plan, task: TaskConfig) -> None:
@@ -173,7 +181,7 @@ class RunFolder:
             table, shard = gone[0]
             raise OutputError(
                 f"{self.place}: {len(gone)} parts of finished shards are gone, the first of them {table}/{shard.part_name}; "
-                "run the same command again to make them anew"
+                "run the same command again, without output.overwrite=true, to make them anew"
             )
 
 
@@ -228,7 +236,7 @@ def _remove_run(place: Location) -> None:
         if place.is_local and names and not children(place / table):
             os.rmdir((place / table).path)
     for name in children(place / RUN):
-        if name not in ("lock", "fingerprint.json", "plan.json"):
+        if name not in ("lock", "gate", "fingerprint.json", "plan.json"):
             remove_tree(place / RUN / name)
     remove(place / RUN / "fingerprint.json")
     remove(place / RUN / "plan.json")

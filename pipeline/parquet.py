@@ -117,7 +117,8 @@ class GroupRows:
     row: the next row, counted from the group's first.
     """
 
-    def __init__(self, source: ParquetSource, row_group: int, columns: list[str]) -> None:
+    def __init__(self, source: ParquetSource, row_group: int, columns: list[str], *, careful: bool = False) -> None:
+        """careful: batches of a single row, however short rows are."""
         self.source = source
         self.row_group = row_group
         self.num_rows: int = source.metadata.row_group(row_group).num_rows
@@ -128,7 +129,7 @@ class GroupRows:
         self._rest: pa.RecordBatch | None = None
         self._batches: Iterator[pa.RecordBatch] | None = None
         self._batch_rows = 1
-        self._careful = False
+        self._careful = careful
 
     def take(self, most: int) -> pa.RecordBatch:
         """The next rows, at least 1 and at most `most`.

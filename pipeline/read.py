@@ -6,7 +6,7 @@ Every planned row comes out once, in order: as a Document, or as an ErrorRow tha
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Generator, Iterator
 
 import pyarrow as pa
 from longscan.pipeline.columns import BadRow, Columns, decode
@@ -27,8 +27,11 @@ class Reader:
         self._parked: tuple[tuple[str, int, int], GroupRows] | None = None
         self._lock = threading.Lock()
 
-    def read(self, shard: Shard) -> Iterator[Document | ErrorRow]:
+    def read(self, shard: Shard, *, careful: bool = False, unreadable: Collection[int] = ()) -> Generator[Document | ErrorRow, None, None]:
         """Rows of `shard`, their ordinals counted from 0.
+
+        careful: row by row, however short they are. unreadable: ordinals of rows that end the process that reads them; such a row,
+        and what lies behind it in its row group, becomes error rows.
 
         Raises InputError where a file cannot be got at (gone, no permission, network): the shard may be tried again.
         """
@@ -36,7 +39,8 @@ class Reader:
         ordinal = 0
         try:
             for piece in shard.pieces:
-                yield from self._piece(piece, ordinal, opened)
+                fatal = min((row - ordinal for row in unreadable if 0 <= row - ordinal < piece.stop - piece.start), default=None)
+                yield from self._piece(piece, ordinal, opened, careful, None if fatal is None else piece.start + fatal)
                 ordinal += piece.stop - piece.start
         finally:
             opened.close()
@@ -45,15 +49,17 @@ class Reader:
         """Close what is kept open between shards."""
         self._park(None)
 
-    def _piece(self, piece: Piece, ordinal: int, opened: _Opened) -> Iterator[Document | ErrorRow]:
+    def _piece(self, piece: Piece, ordinal: int, opened: _Opened, careful: bool, fatal: int | None) -> Iterator[Document | ErrorRow]:
         if piece.row_group < 0:
             yield ErrorRow(ordinal, None, piece.file.name, None, "read", "UnreadableFile", piece.file.error or "cannot be read")
             return
         done = piece.start
         try:
-            rows = self._rows(piece, opened)
+            rows = self._rows(piece, opened, careful)
             while done < piece.stop:
-                batch = rows.take(piece.stop - done)
+                if done == fatal:
+                    raise Unreadable("WorkerKilled", f"row group {piece.row_group}: reading on from here ends the worker's process")
+                batch = rows.take(piece.stop - done if fatal is None else fatal - done)
                 taken = batch.num_rows
                 yield from self._documents(batch, piece, done, ordinal)
                 del batch  # else it is in memory beside the next one
@@ -81,9 +87,9 @@ class Reader:
         """`<name>#<row>`; None where the input has an id column, which alone gives ids."""
         return None if self._columns.id else f"{file.name}#{row}"
 
-    def _rows(self, piece: Piece, opened: _Opened) -> GroupRows:
+    def _rows(self, piece: Piece, opened: _Opened, careful: bool) -> GroupRows:
         """The row group of `piece`, at its first row: read on from where the shard before it stopped, where that is at hand."""
-        if piece.start:
+        if piece.start and not careful:
             with self._lock:
                 if self._parked is not None and self._parked[0] == (piece.file.path, piece.row_group, piece.start):
                     rows, self._parked = self._parked[1], None
@@ -93,7 +99,7 @@ class Reader:
         complaint = self._columns.complaint(source.schema)
         if complaint is not None:
             raise Unreadable("WrongColumns", complaint)
-        rows = GroupRows(source, piece.row_group, self._columns.names)
+        rows = GroupRows(source, piece.row_group, self._columns.names, careful=careful)
         rows.skip(piece.start)
         return rows
 

@@ -22,7 +22,7 @@ from longscan.pipeline import cluster
 from longscan.pipeline.config import JobConfig, validate
 from longscan.pipeline.dryrun import Estimate, estimate, measure_speed
 from longscan.pipeline.duplicates import find_duplicates
-from longscan.pipeline.errors import OutputError, Stopped, TooManyErrors
+from longscan.pipeline.errors import OutputError, Stopped, TooManyErrors, again
 from longscan.pipeline.find import find_files
 from longscan.pipeline.fingerprint import provenance, run_facts
 from longscan.pipeline.ledger import RUN
@@ -77,7 +77,11 @@ def run(config: JobConfig, *, build: EngineBuilder | None = None) -> dict[str, A
                 log.info("%s: the run is complete already, nothing to do", output.place)
                 summary = output.summary()
             else:
-                summary = _work(prepared, output, build)
+                try:
+                    summary = _work(prepared, output, build)
+                except Stopped as error:
+                    what = f"What is done is kept; once the cause is gone, {again(config.output.overwrite)} to go on"
+                    raise Stopped(f"{error}\n{what}") from error
     if summary["errors"] > config.max_errors:
         raise TooManyErrors(
             f"the run is complete, but {summary['errors']} rows failed, and max_errors={config.max_errors}; "
@@ -154,7 +158,7 @@ def _work(prepared: Prepared, output: RunFolder, build: EngineBuilder | None) ->
         output.start(plan)
     done = output.reports()
     chains = [chain for chain in plan.chains() if any(shard.index not in done for shard in chain)]
-    job = Job(config, prepared.choice, Sizes(**plan.sizes), plan.passthrough, provenance(output.facts), build)
+    job = Job(config, prepared.choice, _sizes(plan, config), plan.passthrough, provenance(output.facts), build, output.number)
     log.info(
         "%d documents in %d shards, about %s tokens%s",
         plan.num_rows,
@@ -168,12 +172,15 @@ def _work(prepared: Prepared, output: RunFolder, build: EngineBuilder | None) ->
     _write_metrics(prepared, job, results, seconds, output)
     failed = [result for result in results if result.report is None]
     if failed:
-        raise Stopped(
-            f"{len(failed)} of {len(plan.shards)} shards failed, the first of them shard {failed[0].index}: {failed[0].error}\n"
-            "What is done is kept; once the cause is gone, run the same command again to go on"
-        )
+        raise Stopped(f"{len(failed)} of {len(plan.shards)} shards failed, the first of them shard {failed[0].index}: {failed[0].error}")
     _warn_of_length(prepared, output, plan)
     return output.finish(plan, config.task, duplicate_ids=_warn_of_duplicates(config, output, plan), seconds=seconds)
+
+
+def _sizes(plan: Plan, config: JobConfig) -> Sizes:
+    """As the plan has them, which results depend on; but for lanes, on which none does, where the configuration sets them."""
+    sizes = Sizes(**plan.sizes)
+    return sizes if config.engine.lanes == "auto" else replace(sizes, lanes=config.engine.lanes)
 
 
 def _run_shards(job: Job, workers: Workers, chains: Sequence[Chain], done: Mapping[int, ShardReport], output: RunFolder) -> list[Result]:

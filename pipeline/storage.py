@@ -18,7 +18,7 @@ from typing import Any
 
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
-from longscan.pipeline.errors import InputError, LongscanError, OutputError
+from longscan.pipeline.errors import InputError, LongscanError, OutputError, again
 
 TEMPORARY = ".longscan-"
 """How the name of a temporary file begins, wherever one is made beside its target."""
@@ -240,7 +240,7 @@ def sync_folder(folder: str) -> None:
 def _advice(error: Exception) -> str:
     number = getattr(error, "errno", None)
     if number in _FULL:
-        return "Free some space or raise the quota, then run the same command again: what is committed is kept"
+        return f"Free some space or raise the quota, then {again(overwrite=True)} to go on: what is committed is kept"
     if number in _FORBIDDEN or isinstance(error, PermissionError):
         return "Set output.path to a place that this user may write to, or change its permissions"
     if number in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):

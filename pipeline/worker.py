@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,20 +18,24 @@ from longscan.pipeline.errors import ConfigError, LongscanError, OutputError, St
 from longscan.pipeline.fetch import fetch_model
 from longscan.pipeline.journey import Tools, process_shard
 from longscan.pipeline.lanes import StepTotals
-from longscan.pipeline.ledger import attempts, report_of
+from longscan.pipeline.ledger import Late, begin_attempt, end_attempt, losses, report_of
 from longscan.pipeline.meter import Cost, Costs, Meter, add_costs
 from longscan.pipeline.model import load_model
 from longscan.pipeline.read import Reader
 from longscan.pipeline.records import Shard, ShardReport, has_windows
 from longscan.pipeline.resolve import Choice, Sizes, tokenizer_folder
 from longscan.pipeline.storage import locate
+from longscan.pipeline.suspects import History, Turns, Unfit, process_carefully
 from longscan.pipeline.tokenize import DocumentTokenizer, load_tokenizer
+from longscan.pipeline.watchdog import Watchdog
 from longscan.pipeline.write import Writer
 
 log = logging.getLogger(__name__)
 
 SHARDS_AT_ONCE = 4
 """In one worker: while one shard is committed, others keep the engine busy."""
+LATE_S = 600.0
+"""How long a late attempt waits for the report of the newer one."""
 TRIES = 3
 """Of a shard in one worker, before it is reported as failed: a file or the network may be away for a moment."""
 
@@ -71,6 +75,8 @@ class Job:
     provenance: Mapping[str, Any]
     build: EngineBuilder | None = None
     """Makes the worker's engine, from what `build_engine` takes; None for `build_engine` itself."""
+    start: int = 0
+    """Number of the run's start, `RunFolder.number`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +121,19 @@ class Worker:
             ),
             engine=engine,
             writer=Writer(
-                self.output, config.task, engine.width, job.passthrough, job.provenance, resets=config.engine.reset_tokens is not None
+                self.output,
+                config.task,
+                engine.width,
+                job.passthrough,
+                job.provenance,
+                resets=config.engine.reset_tokens is not None,
+                start=job.start,
             ),
             meter=meter,
         )
+        self._job = job
+        self._turns = Turns()
+        self._watchdog = Watchdog(engine, config.cluster.hang_s)
         self._began = time.monotonic()
         self._told = Usage()
         self._telling = threading.Lock()
@@ -132,6 +147,7 @@ class Worker:
     def close(self) -> None:
         """Stop. Shards under way end with an error, and nothing of them is committed."""
         self._stopped.set()
+        self._watchdog.close()
         self.tools.engine.close()
         self.tools.tokenizer.close()
         self.tools.reader.close()
@@ -144,8 +160,13 @@ class Worker:
         for left in reversed(range(TRIES)):
             try:
                 done = report_of(self.output, shard.index)
-                return Result(shard.index, process_shard(shard, self.tools) if done is None else done)
+                return self._attempt(shard) if done is None else Result(shard.index, done)
+            except Late as error:
+                log.warning("%s", error)
+                return self._await_newer(shard, str(error))
             except (LongscanError, OSError) as error:
+                if isinstance(error, Stopped):
+                    raise
                 message = f"{type(error).__name__}: {error}"
                 if not left or self._stopped.is_set() or self._stopped.wait(TRIES - left):
                     return Result(shard.index, None, message)
@@ -154,14 +175,41 @@ class Worker:
                 if self._stopped.is_set():
                     return Result(shard.index, None, str(error))
                 self._stopped.set()
-                raise Stopped(
-                    f"shard {shard.index}: {error}\nWhat is done is kept; once the cause is gone, run the same command again to go on"
-                ) from error
+                raise Stopped(f"shard {shard.index}: {error}") from error
             except Exception as error:  # a fault of the program, or of the device: the run says so, other shards go on
                 if not self._stopped.is_set():
                     log.exception("shard %d failed", shard.index)
                 return Result(shard.index, None, f"{type(error).__name__}: {error}")
         raise AssertionError("the last try returns")
+
+    def _attempt(self, shard: Shard) -> Result:
+        """One attempt at a shard; alone in this worker, and with care, where it was lost too often."""
+        job, in_driver = self._job, self._job.config.cluster.mode == "inprocess"
+        history = History(losses(self.output, shard.index, start=job.start), job.config.cluster.max_attempts, job.start)
+        if history.hopeless:
+            found = f"its worker died {len(history.losses)} times, and none of its documents was found to be the cause"
+            return Result(shard.index, None, found)
+        with self._turns.alone() if history.careful else self._turns.together():
+            attempt = begin_attempt(self.output, shard.index, start=job.start, in_driver=in_driver)
+            try:
+                if history.careful:
+                    return Result(shard.index, process_carefully(shard, self.tools, history, attempt))
+                return Result(shard.index, process_shard(shard, self.tools, attempt))
+            except BaseException as error:
+                cause = error.__cause__ if isinstance(error, Unfit) else error
+                if not isinstance(cause, EngineFailed) or cause.__cause__ is None:
+                    end_attempt(self.output, shard.index, attempt)
+                raise
+
+    def _await_newer(self, shard: Shard, why: str) -> Result:
+        """What became of a shard of which somebody else has begun a newer attempt, if it is told before long."""
+        end = time.monotonic() + LATE_S
+        while time.monotonic() < end and not self._stopped.wait(1):
+            with suppress(LongscanError, OSError):
+                done = report_of(self.output, shard.index)
+                if done is not None:
+                    return Result(shard.index, done)
+        return Result(shard.index, None, why)
 
     def run_chain(self, chain: Chain) -> list[Result]:
         """Shards that read on in one row group, one after the other; none any more once the worker is stopped."""
@@ -178,10 +226,6 @@ class Worker:
             now = Usage(time.monotonic() - self._began, self.tools.engine.totals, self.tools.meter.costs())
             before, self._told = self._told, now
         return now.minus(before)
-
-    def most_attempts(self, chain: Chain) -> int:
-        """How often the shard of `chain` that was begun most often has been begun, in all starts of the run."""
-        return max(attempts(self.output, shard.index) for shard in chain)
 
 
 def build_engine(job: Job, folder: str, on_tokens: Callable[[int], None] | None, meter: Meter) -> Engine:
@@ -224,5 +268,7 @@ def _fitting(choice: Choice, sizes: Sizes) -> Iterator[None]:
             raise
         raise ConfigError(
             f"the model in {choice.dtype} with {sizes.lanes} lanes of state and steps of {sizes.step_tokens} tokens does not fit into "
-            f"the memory of this {choice.device}: {reason}. Set engine.lanes or engine.step_tokens lower, and output.overwrite=true"
+            f"the memory of this {choice.device}: {reason}. Set engine.lanes lower: a run that has begun goes on "
+            "with that. engine.step_tokens belongs to the run: a lower one takes another output.path, or output.overwrite=true, "
+            "which begins anew"
         ) from error

@@ -22,6 +22,7 @@ import pyarrow as pa
 from longscan.pipeline.batches import Convert, documents_batch, errors_batch, tokens_batch, windows_batch
 from longscan.pipeline.config import TaskConfig
 from longscan.pipeline.errors import ConfigError, OutputError
+from longscan.pipeline.gate import gate
 from longscan.pipeline.ledger import RUN, begin_attempt, check_newest, write_report
 from longscan.pipeline.records import (
     ERRORS_SCHEMA,
@@ -78,14 +79,17 @@ class Writer:
         provenance: Mapping[str, Any] | None = None,
         *,
         resets: bool = False,
+        start: int = 0,
     ) -> None:
         """
         width: of the model's hidden states. passthrough: the plan's schema of the passthrough columns.
         provenance: JSON values for the footers; nothing that differs between two equal runs.
         resets: as `windows_schema` takes it.
+        start: number of the run's start; nothing is committed any more once there is a newer one. 0 where none is known.
         """
         check_passthrough(task, passthrough.names)
         self.output = output
+        self.start = start
         self.task = task
         footer = {FOOTER_KEY: json.dumps(provenance or {}, sort_keys=True, separators=(",", ":")).encode()}
         schemas = {
@@ -108,6 +112,7 @@ class PartWriter:
         self._shard = shard
         self._attempt = attempt
         self._output = writer.output
+        self._start = writer.start
         self._began = time.monotonic()
         self._arrived = bytearray(shard.num_rows)
         self._frontier = 0
@@ -151,7 +156,7 @@ class PartWriter:
                     self._arrivals["tokens"].add(outcome)
 
     def commit(self) -> ShardReport:
-        """Make the shard's files visible and the shard done. Raises OutputError where rows are missing, or it is too late."""
+        """Make the shard's files visible and the shard done. Raises OutputError where rows are missing, Late where it is too late."""
         self._check_complete()
         files = {name: table.file for name, table in self._arrivals.items()} | {name: table.file for name, table in self._ordered.items()}
         with writing(self._temporary):
@@ -161,14 +166,13 @@ class PartWriter:
                 ordered.flush(self._frontier)
             for file in files.values():
                 file.close()
-        check_newest(self._output, self._shard.index, self._attempt)
-        for name in TABLES:
-            if name in files:
-                commit_file(files[name].path, self._output / name / self._shard.part_name)
-        count = self._counts
-        seconds = round(time.monotonic() - self._began, 3)
-        report = ShardReport(self._shard.index, count["documents"], count["errors"], count["tokens"], count["windows"], seconds)
-        write_report(self._output, report)
+        with gate(self._output, shut=False):
+            check_newest(self._output, self._shard.index, self._attempt, self._start)
+            for name in TABLES:
+                if name in files:
+                    commit_file(files[name].path, self._output / name / self._shard.part_name)
+            report = self._report()
+            write_report(self._output, report)
         return report
 
     def abort(self) -> None:
@@ -177,6 +181,11 @@ class PartWriter:
             file.abort()
         if self._temporary.is_local and not self._output.is_local:
             shutil.rmtree(self._temporary.path, ignore_errors=True)
+
+    def _report(self) -> ShardReport:
+        count = self._counts
+        seconds = round(time.monotonic() - self._began, 3)
+        return ShardReport(self._shard.index, count["documents"], count["errors"], count["tokens"], count["windows"], seconds)
 
     def _open_tables(self, writer: Writer) -> None:
         """Temporary files lie on the disk of a local output, for a rename; else wherever this machine keeps such files."""

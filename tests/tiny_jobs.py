@@ -60,3 +60,19 @@ def unfinish(output: Path, *shards: int) -> None:
         (output / "_run" / "manifest" / f"{shard:05d}.json").unlink()
         for part in output.glob(f"*/part-{shard:05d}-of-*.parquet"):
             part.unlink()
+
+
+def same_tables(output: Path, expected: Path) -> list[str]:
+    """Names of the tables of `expected`, after an assertion that `output` has the same rows bit for bit.
+
+    Rows of windows and tokens come as segments end: in order within a document, but documents in any.
+    """
+    orders = {"windows": ["doc_id", "window_index"], "tokens": ["doc_id", "token_start"]}
+    names = sorted(path.name for path in expected.iterdir() if path.is_dir() and path.name != "_run")
+    for name in names:
+        found, wanted = table(output, name), table(expected, name)
+        if name in orders:
+            order = [(column, "ascending") for column in orders[name]]
+            found, wanted = found.sort_by(order), wanted.sort_by(order)
+        assert found.equals(wanted), f"{name}: {found.num_rows} rows, {wanted.num_rows} expected"
+    return names

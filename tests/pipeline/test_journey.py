@@ -68,7 +68,8 @@ class FakeWriter:
         self.full_at = full_at
         self.parts: dict[int, FakePart] = {}
 
-    def open(self, shard: Shard) -> FakePart:
+    def open(self, shard: Shard, attempt: int | None = None) -> FakePart:
+        assert attempt is None
         self.parts[shard.index] = FakePart(shard, self.full_at)
         return self.parts[shard.index]
 

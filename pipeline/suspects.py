@@ -1,0 +1,179 @@
+"""Which document kills its worker: a shard whose worker died again and again is run alone, document by document.
+
+Each death is an attempt that did not end (`ledger.losses`). The first half of `cluster.max_attempts` is nobody's fault: spot
+machines go. After that the shard has its worker to itself, and a note says at every moment which rows it is at; the rows of a
+large shard are taken in groups first, and one by one where a group died. Who died alone as often as the other half becomes an
+error row. Before the first document a few tokens of nobody's go through the engine: a device that fails them fails
+everybody, and no document is blamed for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from longscan.kernels.segments import TILE
+from longscan.pipeline.columns import NO_COLUMNS
+from longscan.pipeline.engine import EngineFailed
+from longscan.pipeline.errors import Stopped, WorkerKilled
+from longscan.pipeline.journey import Tools
+from longscan.pipeline.ledger import Loss, note_rows
+from longscan.pipeline.records import Document, ErrorRow, Outcome, Shard, ShardReport, TokenBlock, TokenStream
+from longscan.pipeline.rows import error_row
+from longscan.pipeline.write import PartWriter
+
+SINGLY = 64
+"""Rows of a shard up to which they are taken one by one at once."""
+
+log = logging.getLogger(__name__)
+
+
+class Unfit(Stopped):
+    """A worker whose engine fails whatever goes through it: starting it anew is of no use."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a shard's losses say, before its next attempt."""
+
+    losses: Sequence[Loss]
+    max_attempts: int
+    start: int
+
+    @property
+    def careful(self) -> bool:
+        """It has died too often to go in company."""
+        return len(self.losses) >= self.max_attempts // 2
+
+    @property
+    def killers(self) -> dict[int, Loss]:
+        """Rows that killed their worker often enough, with the last time that they did."""
+        alone = {loss.rows.start: loss for loss in self.losses if loss.rows is not None and len(loss.rows) == 1}
+        times = Counter(loss.rows.start for loss in self.losses if loss.rows is not None and len(loss.rows) == 1)
+        return {row: loss for row, loss in alone.items() if times[row] >= self.max_attempts - self.max_attempts // 2}
+
+    @property
+    def hopeless(self) -> bool:
+        """Its worker dies on and on in this start of the run, and no document of it is found to be the cause."""
+        killers = self.killers
+        unexplained = [loss for loss in self.losses if loss.rows is None or not any(row in loss.rows for row in killers)]
+        return sum(loss.start == self.start for loss in unexplained) >= 2 * self.max_attempts
+
+    def groups(self, num_rows: int) -> Iterator[range]:
+        """The rows in order, in the groups that they are taken in: one by one where a death was."""
+        suspects = {row for loss in self.losses if loss.rows is not None for row in loss.rows}
+        most = 1 if num_rows <= SINGLY else math.isqrt(num_rows)
+        first = 0
+        for row in range(num_rows):
+            alone = row in suspects
+            if row > first and (alone or row - first == most):
+                yield range(first, row)
+                first = row
+            if alone:
+                yield range(row, row + 1)
+                first = row + 1
+        if first < num_rows:
+            yield range(first, num_rows)
+
+
+class Turns:
+    """Shards of one worker: any number together, or one alone. Who wants to be alone is waited for."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._together = 0
+        self._alone = False
+        self._waiting = 0
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alone and not self._waiting)
+            self._together += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._together -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        with self._changed:
+            self._waiting += 1
+            self._changed.wait_for(lambda: not self._alone and not self._together)
+            self._waiting -= 1
+            self._alone = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._alone = False
+                self._changed.notify_all()
+
+
+def process_carefully(shard: Shard, tools: Tools, history: History, attempt: int) -> ShardReport:
+    """Send a shard on its journey one group of rows after the other, each noted before it begins.
+
+    It must be the only shard in its worker. Raises Unfit where the engine fails before the first of them.
+    """
+    output, killers = tools.writer.output, history.killers
+    log.warning(
+        "shard %d: its worker died %d times; it runs alone, document by document, to find out by which", shard.index, len(history.losses)
+    )
+    lost = [row for row, loss in killers.items() if loss.stage == "read"]
+    with tools.writer.open(shard, attempt) as part, closing(tools.reader.read(shard, careful=True, unreadable=lost)) as documents:
+        _try_engine(tools)
+        for rows in history.groups(shard.num_rows):
+            note_rows(output, shard.index, attempt, rows, "read")
+            if len(rows) > 1:
+                _process(islice(documents, len(rows)), tools, part)
+                continue
+            document = next(documents)
+            killer = killers.get(rows.start)
+            if killer is not None and isinstance(document, Document):
+                row = error_row(document, WorkerKilled("engine", _verdict(history, rows.start)))
+                log.error("%s: becomes an error row: %s", _name(row), row.message)
+                part.add(row)
+                continue
+            note_rows(output, shard.index, attempt, rows, "engine")
+            _process(iter([document]), tools, part)
+        return part.commit()
+
+
+def _process(documents: Iterator[Document | ErrorRow], tools: Tools, part: PartWriter) -> None:
+    with closing(tools.engine.process(tools.tokenizer.tokenize(documents))) as outcomes:
+        for outcome in outcomes:
+            part.add(outcome)
+
+
+def _try_engine(tools: Tools) -> None:
+    """Send a tile of nobody's tokens through the engine."""
+    document = Document(0, "", "", 0, None, None, NO_COLUMNS)
+    blocks = iter([TokenBlock(np.zeros(TILE, np.int32))])
+    outcomes: list[Outcome] = []
+    try:
+        outcomes += tools.engine.process([TokenStream(document, blocks, None, TILE)])
+    except EngineFailed as error:
+        if error.__cause__ is None:
+            raise
+        raise Unfit(f"a worker's engine fails before the first document: {error}") from error
+
+
+def _verdict(history: History, row: int) -> str:
+    fatal = [loss.attempt for loss in history.losses if loss.rows == range(row, row + 1)]
+    return (
+        f"the worker's process ended {len(fatal)} times while it worked on this document and no other (attempts "
+        f"{', '.join(map(str, fatal))} at its shard)"
+    )
+
+
+def _name(row: ErrorRow) -> str:
+    return f"{row.file!r}, row {row.row}"
