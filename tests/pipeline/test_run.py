@@ -222,10 +222,10 @@ class TestInThisProcess:
 
         true_journey = worker.process_shard
 
-        def faulty(shard: object, tools: object) -> object:
+        def faulty(shard: object, tools: object, attempt: object) -> object:
             if getattr(shard, "index", None) == 2:
                 raise ZeroDivisionError("a fault")
-            return true_journey(shard, tools)  # type: ignore[arg-type]
+            return true_journey(shard, tools, attempt)  # type: ignore[arg-type]
 
         monkeypatch.setattr(worker, "process_shard", faulty)
         assert main(job(model, source, tmp_path / "out", "cluster=inprocess")) == 75
