@@ -1,0 +1,104 @@
+"""A step that does not end is noticed, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import saboteurs
+from fakes import tiny_checkpoint
+from longscan.pipeline.config import JobConfig
+from longscan.pipeline.errors import Stopped
+from longscan.pipeline.run import run
+from longscan.pipeline.watchdog import Watchdog
+from tiny_jobs import rows, same_tables, texts, write_input
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
+
+
+class FakeEngine:
+    def __init__(self, under_way: int) -> None:
+        self.tokens, self.done, self.moves = under_way, 0, False
+        self.given_up: list[Exception] = []
+
+    @property
+    def under_way(self) -> tuple[int, int]:
+        self.done += self.moves
+        return self.tokens, self.done
+
+    def give_up(self, error: Exception) -> None:
+        self.given_up.append(error)
+
+
+def watched(engine: Any, seconds: float, **options: Any) -> list[Exception]:
+    dog = Watchdog(engine, 0.2, **options)
+    time.sleep(seconds)
+    dog.close()
+    return list(engine.given_up)
+
+
+def test_a_step_that_does_not_end_is_given_up_once() -> None:
+    (error,) = watched(FakeEngine(640), 0.6)
+    assert "a step of 640 tokens has not ended" in str(error)
+
+
+def test_an_engine_with_nothing_to_do_or_that_moves_is_left_alone() -> None:
+    assert watched(FakeEngine(0), 0.6) == []
+    moving = FakeEngine(640)
+    moving.moves = True
+    assert watched(moving, 0.6) == []
+
+
+def test_a_clock_that_jumps_is_no_hang() -> None:
+    """As after a process was stopped for an hour between two looks: they count for what they should have taken, twice at most."""
+    times = iter([0.0, *(3600.0,) * 1000])
+    assert watched(FakeEngine(640), 0.35, clock=lambda: next(times)) == []
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobConfig:
+    made = JobConfig()
+    made.model.path = str(tiny_checkpoint(tmp_path / "model", tokenizer=True))
+    made.input.path, made.output.path = str(write_input(tmp_path / "in.parquet", texts(12), row_group=3)), str(tmp_path / "out")
+    made.cluster.mode, made.output.shard_tokens, made.max_errors = "inprocess", 300, 1
+    monkeypatch.setenv(saboteurs.MARK, str(tmp_path / "mark"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(saboteurs.__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    return made
+
+
+def undisturbed(config: JobConfig, tmp_path: Path) -> Path:
+    place, config.output.path = config.output.path, str(tmp_path / "undisturbed")
+    run(config)
+    config.output.path = place
+    return tmp_path / "undisturbed"
+
+
+def test_a_hang_in_this_process_ends_the_run_and_the_next_start_completes_it(config: JobConfig, tmp_path: Path) -> None:
+    expected = undisturbed(config, tmp_path)
+    config.cluster.hang_s = 2.0
+    config.output.overwrite = True
+
+    def hanging(*arguments: Any) -> Any:
+        engine = saboteurs.build_engine(*arguments)
+        engine._forward.launch = lambda _: time.sleep(20)  # type: ignore[assignment,method-assign,return-value]
+        return engine
+
+    with pytest.raises(Stopped, match=r"has not ended for 2 s \(cluster.hang_s\)(.|\n)*again, without output.overwrite=true, to go on"):
+        run(config, build=hanging)
+    config.output.overwrite = False
+    run(config)
+    assert same_tables(tmp_path / "out", expected) == ["documents", "errors"]
+
+
+def test_on_ray_a_hang_and_a_device_that_fails_start_workers_anew_and_cost_one_document(config: JobConfig, tmp_path: Path) -> None:
+    expected = undisturbed(config, tmp_path)
+    config.cluster.mode, config.cluster.workers, config.cluster.cpus_per_worker = "local", 1, 1
+    config.cluster.hang_s, config.cluster.max_attempts = 3.0, 2
+    run(config, build=saboteurs.sabotaged)
+    assert (tmp_path / "mark").exists(), "it hung"
+    out = tmp_path / "out"
+    assert [(row["row"], row["stage"], row["error"]) for row in rows(out, "errors")] == [(4, "engine", "WorkerKilled")]
+    assert rows(out, "documents") == [row for n, row in enumerate(rows(expected, "documents")) if n != 4]

@@ -1,0 +1,36 @@
+"""Engines with something wrong, for workers in other processes: they are named by what makes them, as `worker.Job.build` asks."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from longscan.pipeline.engine import Engine
+from longscan.pipeline.lanes import Step
+from longscan.pipeline.meter import Meter
+from longscan.pipeline.worker import Job, build_engine
+
+MARK = "LONGSCAN_TEST_MARK"
+"""Environment: a file that is made when something has gone wrong that does so only once."""
+
+
+def sabotaged(job: Job, folder: str, on_tokens: Callable[[int], None] | None, meter: Meter) -> Engine:
+    """Row 4 of a file fails every step that it is in, as an error of the device would; row 9 hangs at the first try."""
+    engine = build_engine(job, folder, on_tokens, meter)
+    whole: Any = engine._forward.launch
+
+    def launch(step: Step) -> Any:
+        rows = {entry.document.document.row for entry in step.entries}
+        mark = Path(os.environ[MARK])
+        if 9 in rows and not mark.exists():
+            mark.touch()
+            time.sleep(1000)
+        if 4 in rows:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return whole(step)
+
+    engine._forward.launch = launch  # type: ignore[method-assign]
+    return engine
