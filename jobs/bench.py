@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,15 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compile(options: argparse.Namespace) -> list[str]:
-    from longscan.jobs.benchmark.needs import require_compiler
-    from longscan.kernels.compile import compile_all, faults
+    from longscan.jobs.benchmark.ahead import compile_kernels
 
-    require_compiler()
-    wrong: list[str] = []
-    for found in compile_all(options.arch, options.operator, full=options.all):
-        print(json.dumps(found.as_dict()), flush=True)
-        wrong += faults(found, full=options.all)
-    return wrong
+    return compile_kernels(options.arch, options.operator, full=options.all, allow=options.allow)
 
 
 def _kernels(options: argparse.Namespace) -> list[str]:
@@ -83,6 +76,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     one.set_defaults(work=_compile)
     one.add_argument("--arch", nargs="+", default=["sm_80", "sm_90", "sm_100", "sm_120"], metavar="SM", help="sm_90 and the like")
     one.add_argument("--all", action="store_true", help="every shape and dtype that the kernels take, not only the models'")
+    one.add_argument(
+        "--allow", action="store_true", help="write the spills that are found to the tuning tables: from now on they are right"
+    )
     _operators(one)
     one = words.add_parser("kernels", help="check each operator, then time it beside its peers and its limit", allow_abbrev=False)
     one.set_defaults(work=_kernels)

@@ -93,6 +93,28 @@ def spill_allowed(name: str, arch: str, *, full: bool = False) -> int:
     return max(int(table(operator).get(key, {}).get(arch, {}).get(kernel, 0)) for key in keys)
 
 
+def allow_spills(spills: Mapping[tuple[str, str], int], *, full: bool = False) -> None:
+    """Write to the tables that kernels may spill what they do: (`operator.kernel`, architecture) -> bytes, the most of any shape.
+
+    full: as `spill_allowed` takes it.
+    """
+    for operator in sorted({name.partition(".")[0] for name, _ in spills}):
+        path = FOLDER / operator / FILE
+        content = json.loads(json.dumps(table(operator)))
+        allowed = content.setdefault("spill_allowed_all" if full else "spill_allowed", {})
+        for (name, arch), spilled in sorted(spills.items()):
+            if name.startswith(f"{operator}."):
+                by_kernel = allowed.setdefault(arch, {})
+                by_kernel.pop(name.partition(".")[2], None)
+                if spilled:
+                    by_kernel[name.partition(".")[2]] = spilled
+                if not by_kernel:
+                    del allowed[arch]
+        content.setdefault("kernels", {})
+        path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", "utf-8")
+    table.cache_clear()
+
+
 def version() -> str:
     """A name for all settings of all tables together: it changes when, and only when, one of them does. `none`: there are none."""
     kept: dict[str, Any] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def test_what_is_wrong_with_a_kernel_is_exit_code_1(monkeypatch: pytest.MonkeyPa
         ahead.Report("ssd.scan", "mamba2-130m", "sm_90", 168, spill_bytes=8, shared_bytes=0, hgmma=0, hmma=12),
         ahead.Report("norm.add_and_norm", "mamba2-130m", "sm_90", 40, spill_bytes=0, shared_bytes=0, hgmma=0, hmma=0),
     ]
-    monkeypatch.setattr(ahead, "compile_all", lambda *_, **__: iter(reports))
+    monkeypatch.setattr("longscan.jobs.benchmark.ahead.compile_all", lambda *_, **__: iter(reports))
     assert bench.main(["compile"]) == 1
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 2
@@ -50,6 +51,28 @@ def test_spills_that_the_table_allows_are_right(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(tuning, "table", lambda _: allowed)
     assert len(ahead.faults(report)) == 1
     assert ahead.faults(report, full=True) == []
+
+
+def test_spills_that_are_found_can_be_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def report(spills: int, variant: str, arch: str = "sm_80") -> ahead.Report:
+        return ahead.Report("ssd.scan", variant, arch, 255, spill_bytes=spills, shared_bytes=0, hgmma=1, hmma=0)
+
+    (tmp_path / "ssd").mkdir()
+    (tmp_path / "ssd" / tuning.FILE).write_text(
+        '{"kernels": {}, "spill_allowed": {"sm_80": {"scan": 4}, "sm_120": {"scan": 7, "products": 2}}}'
+    )
+    monkeypatch.setattr(tuning, "FOLDER", tmp_path)
+    tuning.table.cache_clear()
+    try:
+        for reports in ([report(8, "a"), report(16, "b"), report(0, "a", "sm_120")], [report(0, "a")]):
+            monkeypatch.setattr("longscan.jobs.benchmark.ahead.compile_all", lambda *_, found=reports, **__: iter(found))
+            assert bench.main(["compile", "--operator", "ssd"]) == int(any(found.spill_bytes for found in reports))
+            assert bench.main(["compile", "--operator", "ssd", "--allow"]) == 0
+            allowed = json.loads((tmp_path / "ssd" / tuning.FILE).read_text())["spill_allowed"]
+            assert allowed.get("sm_80", {}) == ({"scan": 16} if reports[0].spill_bytes else {})
+        assert allowed == {"sm_120": {"products": 2}}
+    finally:
+        tuning.table.cache_clear()
 
 
 @pytest.mark.parametrize("words", [["compile", "--operator", "fft"], ["kernels", "--shape", "1t"], [], ["fly"]])
