@@ -16,6 +16,8 @@ NO_COLUMNS = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
 MAX_ID = np.iinfo(np.int32).max
 
 _STRING_OF = {pa.binary(): pa.string(), pa.large_binary(): pa.large_string(), pa.binary_view(): pa.string_view()}
+_OFFSETS = {pa.string(): np.int32, pa.large_string(): np.int64}
+"""Of strings in one buffer, the type of the offsets."""
 _STRINGS = (pa.string(), pa.large_string(), pa.string_view())
 
 
@@ -148,6 +150,8 @@ def _texts(column: pa.Array) -> Callable[[int], memoryview]:
     """A function from a row to its text's bytes, checked; raises Bad where the text is null or not UTF-8."""
     column = _as_strings(column)
     all_valid = column.type == pa.null() or _valid(column)
+    if all_valid and not column.null_count and column.type in _OFFSETS:
+        return _slices(column)
 
     def text(i: int) -> memoryview:
         value = column[i]
@@ -159,6 +163,15 @@ def _texts(column: pa.Array) -> Callable[[int], memoryview]:
         return memoryview(buffer).cast("B")
 
     return text
+
+
+def _slices(column: pa.Array) -> Callable[[int], memoryview]:
+    """The same for strings that are all there and all valid, by their offsets: a tenth of the time for short ones."""
+    _, offsets, data = column.buffers()
+    kind = _OFFSETS[column.type]
+    ends = np.frombuffer(offsets, kind)[column.offset : column.offset + len(column) + 1].tolist()
+    view = memoryview(data).cast("B") if data is not None else memoryview(b"")
+    return lambda i: view[ends[i] : ends[i + 1]]
 
 
 def _as_strings(column: pa.Array) -> pa.Array:
@@ -211,6 +224,9 @@ def _ids(column: pa.Array) -> Callable[[int], str]:
     elif column.type not in _STRINGS:
         column = pc.cast(column, pa.string())
     all_valid = _valid(column)
+    if all_valid and not column.null_count:
+        known: list[str] = column.to_pylist()
+        return known.__getitem__
 
     def doc_id(i: int) -> str:
         value = column[i]

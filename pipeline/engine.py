@@ -69,7 +69,7 @@ class Engine:
         vocab_size: ids from here on become error rows; None trusts the streams.
         constant_shape: every step has step_tokens rows. Default: on a GPU, where results would depend on the shape.
         on_tokens: called after each step, in the engine's thread, with the tokens that went through.
-        meter: charged with the stages feed, schedule, pack, copy, launch, wait, device and rows.
+        meter: charged with the stages feed, idle (a caller that waits), schedule, pack, copy, launch, wait, device and rows.
         forward: makes what runs the steps.
         """
         check_sizes(lanes=lanes, step_tokens=step_tokens, segment_tokens=segment_tokens)
@@ -202,7 +202,8 @@ class Engine:
     def _await_news(self, caller: Caller) -> None:
         caller.idle = True
         self._work.notify()
-        self._news.wait()
+        with self._meter("idle"):
+            self._news.wait()
 
     def _announce(self) -> None:
         """Wake the callers: there may be rows to read, or room for more tokens."""

@@ -33,12 +33,11 @@ def process_shard(shard: Shard, tools: Tools, attempt: int | None = None) -> Sha
 
     attempt: its number, where it has begun already.
     """
-    meter = tools.meter
-    documents = meter.each("read", tools.reader.read(shard))
-    streams = meter.each("tokenize", tools.tokenizer.tokenize(documents))
+    documents = tools.reader.read(shard)
+    streams = tools.tokenizer.tokenize(documents)
     with tools.writer.open(shard, attempt) as part, closing(tools.engine.process(streams)) as outcomes:
-        for outcome in outcomes:
-            with meter("write"):
+        with tools.meter("write"):  # what the verbs before it take is charged to them
+            for outcome in outcomes:
                 part.add(outcome)
-        with meter("commit"):
+        with tools.meter("commit"):
             return part.commit()

@@ -2,18 +2,17 @@
 
 Stages nest (reading happens inside tokenizing, which reads when it needs more), and each is charged with its own part alone:
 so stages add up, and a stage that waits for another costs seconds and no CPU. A span costs some two microseconds, so that
-it stands around a step, a batch or a document, never around a token.
+it stands around a step or a batch of documents, never around each of many short ones.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
-Item = TypeVar("Item")
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 
@@ -55,20 +54,6 @@ class Meter:
         """A context whose time is charged to `stage`, but for what spans inside it take."""
         return _Span(self._book(), stage)
 
-    def each(self, stage: str, items: Iterator[Item]) -> Iterator[Item]:
-        """The same items; the making of each is charged to `stage`."""
-        try:
-            while True:
-                with self(stage):
-                    item = next(items, _END)
-                if item is _END:
-                    return
-                yield item
-        finally:
-            close = getattr(items, "close", None)
-            if close is not None:
-                close()
-
     def add(self, stage: str, *, cpu: float = 0.0, wall: float = 0.0) -> None:
         """Charge what was measured elsewhere."""
         self._book().add(stage, cpu, wall)
@@ -104,9 +89,6 @@ class MeteredExecutor(ThreadPoolExecutor):
                 return fn(*args, **kwargs)
 
         return super().submit(charged, *args, **kwargs)
-
-
-_END: Any = object()
 
 
 class _Book:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Generator, Iterator
 import pyarrow as pa
 from longscan.pipeline.columns import BadRow, Columns, decode
 from longscan.pipeline.config import InputConfig
+from longscan.pipeline.meter import Meter
 from longscan.pipeline.parquet import GroupRows, ParquetSource, Unreadable
 from longscan.pipeline.records import Document, ErrorRow, Piece, Shard, SourceFile
 
@@ -20,8 +21,12 @@ NO_PASSTHROUGH = pa.schema([])
 class Reader:
     """Reads shards, several at once from several threads."""
 
-    def __init__(self, config: InputConfig, passthrough: pa.Schema = NO_PASSTHROUGH) -> None:
-        """passthrough: the plan's schema of the passthrough columns; other types of a file are cast to it."""
+    def __init__(self, config: InputConfig, passthrough: pa.Schema = NO_PASSTHROUGH, *, meter: Meter | None = None) -> None:
+        """passthrough: the plan's schema of the passthrough columns; other types of a file are cast to it.
+
+        meter: charged with the stage read.
+        """
+        self._meter = meter or Meter()
         self._columns = Columns.of(config)
         self._passthrough = passthrough
         self._parked: tuple[tuple[str, int, int], GroupRows] | None = None
@@ -55,15 +60,19 @@ class Reader:
             return
         done = piece.start
         try:
-            rows = self._rows(piece, opened, careful)
+            with self._meter("read"):
+                rows = self._rows(piece, opened, careful)
             while done < piece.stop:
                 if done == fatal:
                     raise Unreadable("WorkerKilled", f"row group {piece.row_group}: reading on from here ends the worker's process")
-                batch = rows.take(piece.stop - done if fatal is None else fatal - done)
-                taken = batch.num_rows
-                yield from self._documents(batch, piece, done, ordinal)
-                del batch  # else it is in memory beside the next one
-                done += taken
+                with self._meter("read"):
+                    batch = rows.take(piece.stop - done if fatal is None else fatal - done)
+                    documents = self._documents(batch, piece, done, ordinal)
+                    del batch
+                done += len(documents)
+                documents.reverse()
+                while documents:  # whoever takes one has it alone: else they would be in memory beside the next ones
+                    yield documents.pop()
         except Unreadable as error:
             for row in range(done, piece.stop):
                 at, n = _place(piece, row, ordinal)
@@ -73,15 +82,17 @@ class Reader:
             opened.give_up(rows.source)
             self._park(((piece.file.path, piece.row_group, piece.stop), rows))
 
-    def _documents(self, batch: pa.RecordBatch, piece: Piece, first: int, ordinal: int) -> Iterator[Document | ErrorRow]:
+    def _documents(self, batch: pa.RecordBatch, piece: Piece, first: int, ordinal: int) -> list[Document | ErrorRow]:
+        documents: list[Document | ErrorRow] = []
         for i, row in enumerate(decode(batch, self._columns, self._passthrough)):
             at, n = _place(piece, first + i, ordinal)
             doc_id = self._default_id(piece.file, at) if row.doc_id is None else row.doc_id
             if isinstance(row, BadRow):
-                yield ErrorRow(n, doc_id, piece.file.name, at, "read", row.bad.kind, str(row.bad))
+                documents.append(ErrorRow(n, doc_id, piece.file.name, at, "read", row.bad.kind, str(row.bad)))
             else:
                 assert doc_id is not None
-                yield Document(n, doc_id, piece.file.name, at, row.text, row.token_ids, row.passthrough)
+                documents.append(Document(n, doc_id, piece.file.name, at, row.text, row.token_ids, row.passthrough))
+        return documents
 
     def _default_id(self, file: SourceFile, row: int) -> str | None:
         """`<name>#<row>`; None where the input has an id column, which alone gives ids."""

@@ -109,7 +109,7 @@ class Worker:
         with _fitting(choice, sizes):
             engine = (job.build or build_engine)(job, folder, on_tokens, meter)
         self.tools = Tools(
-            reader=Reader(config.input, job.passthrough),
+            reader=Reader(config.input, job.passthrough, meter=meter),
             tokenizer=DocumentTokenizer(
                 tokenizer,
                 vocab_size=choice.vocab_size,

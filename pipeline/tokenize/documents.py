@@ -56,9 +56,10 @@ class DocumentTokenizer:
         self._prompt = prompt
         self._tokenizer, self._vocab_size, self._workers = tokenizer, vocab_size, workers
         self._with_offsets, self.piece_bytes = with_offsets, piece_bytes
+        self.meter = meter or Meter()
         # Threads of our own instead of the library's: as many as asked for, and each takes what is next when it is free.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        self._executor = MeteredExecutor(workers, meter=meter or Meter(), stage="tokenize")
+        self._executor = MeteredExecutor(workers, meter=self.meter, stage="tokenize")
 
     def __enter__(self) -> DocumentTokenizer:
         return self
@@ -143,7 +144,8 @@ class Ahead:
     def next(self) -> TokenStream | ErrorRow | None:
         # Not one for one: then the short ones would have no company.
         if 2 * self._ready_bytes <= self._tokenizer.ahead_bytes and 2 * len(self._outcomes) <= MAX_DOCUMENTS_AHEAD:
-            self._read()
+            with self._tokenizer.meter("tokenize"):
+                self._read()
         if not self._outcomes:
             return None
         outcome = self._outcomes.popleft()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 from longscan.pipeline.meter import Cost, Meter, MeteredExecutor, add_costs
@@ -34,28 +33,6 @@ def test_waiting_costs_seconds_and_no_cpu() -> None:
         time.sleep(0.05)
     assert meter.costs()["wait"].wall >= 0.05
     assert meter.costs()["wait"].cpu < 0.02
-
-
-def test_items_are_charged_where_they_are_made_and_closed_with_who_asks() -> None:
-    closed = []
-
-    def made() -> Iterator[int]:
-        try:
-            for n in range(3):
-                spin(0.01)
-                yield n
-        finally:
-            closed.append(True)
-
-    meter = Meter()
-    items = meter.each("make", made())
-    assert next(items) == 0
-    spin(0.05)  # the asker's own
-    assert next(items) == 1
-    assert 0.02 <= meter.costs()["make"].cpu < 0.04
-    assert not closed
-    items.close()  # type: ignore[attr-defined]
-    assert closed
 
 
 def test_an_error_passes_and_is_charged() -> None:
