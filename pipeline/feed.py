@@ -145,8 +145,9 @@ class Feed:
         """An id outside the vocabulary must not reach the device: there it ends the process, not the document."""
         if self._vocab_size is None or not len(block.ids):
             return
-        wrong = np.flatnonzero((block.ids < 0) | (block.ids >= self._vocab_size))
-        if len(wrong):
+        # As unsigned numbers, negative ones are large: one pass tells that all is well.
+        if int(block.ids.view(np.uint32).max()) >= self._vocab_size:
+            wrong = np.flatnonzero((block.ids < 0) | (block.ids >= self._vocab_size))
             raise DocumentError(
                 "engine",
                 f"token {position + int(wrong[0])}: expected an id from 0 to {self._vocab_size - 1}, the model's vocabulary, "

@@ -61,7 +61,7 @@ class TokenQueue:
         next_id = int(self._blocks[0].ids[0]) if self._blocks else NO_TOKEN
         starts = [part.char_starts for part in parts if part.char_starts is not None]
         ends = [part.char_ends for part in parts if part.char_ends is not None]
-        ids = np.concatenate([part.ids for part in parts])
+        ids = parts[0].ids if len(parts) == 1 else np.concatenate([part.ids for part in parts])
         if len(starts) < len(parts) or len(ends) < len(parts):
             return Taken(ids, next_id)
         return Taken(ids, next_id, np.concatenate(starts), np.concatenate(ends))
