@@ -46,10 +46,12 @@ AS_TYPED = (
     "input.text_column",
     "input.id_column",
     "input.tokens_column",
+    "input.positions_column",
     "output.path",
     "cluster.address",
     "task.embedding.prompt",
     "task.embedding.prompt_text",
+    "task.classify.head",
 )
 """Keys whose values arrive as they were typed, but for `null`, which unsets the optional ones."""
 OPTIONAL = (
@@ -61,6 +63,7 @@ OPTIONAL = (
     "cluster.address",
     "task.embedding.prompt",
     "task.embedding.prompt_text",
+    "task.classify.head",
 )
 
 

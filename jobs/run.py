@@ -81,7 +81,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="longscan",
         description="Embeddings and scores of very long documents, from Parquet to Parquet, in one pass. Without words: the demo.",
-        epilog="task=embed | score | embed_score    cluster=auto | inprocess | local | ray\n\nkeys and their defaults:\n" + spelled_keys(),
+        epilog="task=embed | score | embed_score | classify    cluster=auto | inprocess | local | ray\n\nkeys and their defaults:\n"
+        + spelled_keys(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

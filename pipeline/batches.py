@@ -13,6 +13,9 @@ from longscan.pipeline.records import (
     TOKENS_SCHEMA,
     DocumentRow,
     ErrorRow,
+    HeadShape,
+    Outcome,
+    PositionRow,
     TokensRow,
     Vector,
     WindowRow,
@@ -23,7 +26,7 @@ ROW_BYTES = 64
 """What the small columns of a row are taken to weigh."""
 
 
-def documents_batch(rows: Sequence[DocumentRow], task: TaskConfig, schema: pa.Schema) -> pa.RecordBatch:
+def documents_batch(rows: Sequence[DocumentRow], task: TaskConfig, schema: pa.Schema, heads: Sequence[HeadShape] = ()) -> pa.RecordBatch:
     """A batch of `documents_schema`."""
     columns: dict[str, Any] = {
         "doc_id": pa.array([row.document.doc_id for row in rows], pa.string()),
@@ -33,6 +36,8 @@ def documents_batch(rows: Sequence[DocumentRow], task: TaskConfig, schema: pa.Sc
         passed = pa.concat_batches([row.document.passthrough for row in rows])
         columns.update(zip(passed.schema.names, passed.columns, strict=True))
     columns |= _vectors(rows, task, schema)
+    if task.classifies == "document":
+        columns |= _logits(rows, heads)
     if task.scores:
         for name in ("log_likelihood", "num_scored_tokens", "num_bytes", "bits_per_byte"):
             columns[name] = pa.array([getattr(row, name) for row in rows], schema.field(name).type)
@@ -68,6 +73,32 @@ def tokens_batch(rows: Sequence[TokensRow]) -> pa.RecordBatch:
     return _batch(columns, TOKENS_SCHEMA)
 
 
+def positions_batch(rows: Sequence[PositionRow], schema: pa.Schema, heads: Sequence[HeadShape]) -> pa.RecordBatch:
+    """A batch of `positions_schema`."""
+    places = [row.document.positions[row.index] for row in rows if row.document.positions is not None]
+    columns: dict[str, Any] = {
+        "doc_id": pa.array([row.document.doc_id for row in rows], pa.string()),
+        "position_index": pa.array([row.index for row in rows], pa.int64()),
+        "position": pa.array(places, pa.int64()),
+        "token": pa.array([row.token for row in rows], pa.int64()),
+    }
+    return _batch(columns | _logits(rows, heads), schema)
+
+
+def _logits(rows: Sequence[DocumentRow] | Sequence[PositionRow], heads: Sequence[HeadShape]) -> dict[str, pa.Array]:
+    columns: dict[str, pa.Array] = {}
+    for head in heads:
+        logits, label = head.columns
+        kind = pa.list_(pa.float32(), head.size)
+        found: list[Mapping[str, Any]] = [{} if row.logits is None else row.logits for row in rows]
+        columns[logits] = _vector_array([{head.name: of.get(head.name)} for of in found], head.name, kind)
+        if head.size > 1:
+            names = head.labels or tuple(map(str, range(head.size)))
+            best = [None if head.name not in of else names[int(np.argmax(of[head.name]))] for of in found]
+            columns[label] = pa.array(best, pa.string())
+    return columns
+
+
 def errors_batch(rows: Sequence[ErrorRow]) -> pa.RecordBatch:
     """A batch of ERRORS_SCHEMA."""
     columns = {
@@ -79,13 +110,16 @@ def errors_batch(rows: Sequence[ErrorRow]) -> pa.RecordBatch:
     return _batch(columns, ERRORS_SCHEMA)
 
 
-def row_bytes(row: DocumentRow | WindowRow | TokensRow | ErrorRow) -> int:
+def row_bytes(row: Outcome) -> int:
     """About the memory that a row waits in."""
     if isinstance(row, ErrorRow):
         return ROW_BYTES + len(row.message)
     if isinstance(row, TokensRow):
         return ROW_BYTES + row.token_ids.nbytes + row.logprobs.nbytes
-    vectors = sum(vector.nbytes for vector in row.vectors.values() if vector is not None)
+    logits = sum(vector.nbytes for vector in row.logits.values()) if isinstance(row, DocumentRow | PositionRow) and row.logits else 0
+    if isinstance(row, PositionRow):
+        return ROW_BYTES + logits
+    vectors = logits + sum(vector.nbytes for vector in row.vectors.values() if vector is not None)
     passed = row.document.passthrough.nbytes if isinstance(row, DocumentRow) and row.document.passthrough.num_columns else 0
     return ROW_BYTES + vectors + passed
 

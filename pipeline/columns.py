@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from longscan.pipeline.config import InputConfig
@@ -36,6 +37,7 @@ class Row(NamedTuple):
     text: memoryview | None
     token_ids: Ids | None
     passthrough: pa.RecordBatch
+    positions: npt.NDArray[np.int64] | None = None
 
 
 class BadRow(NamedTuple):
@@ -51,12 +53,13 @@ class Columns:
     tokens: str | None
     id: str | None
     passthrough: tuple[str, ...]
+    positions: str | None = None
 
     @classmethod
     def of(cls, config: InputConfig) -> Columns:
         """As the configuration names them: a tokens column takes the place of the text."""
         text = None if config.tokens_column else config.text_column
-        return cls(text, config.tokens_column or None, config.id_column or None, tuple(config.passthrough))
+        return cls(text, config.tokens_column or None, config.id_column or None, tuple(config.passthrough), config.positions_column)
 
     @property
     def content(self) -> str:
@@ -66,7 +69,9 @@ class Columns:
     @property
     def names(self) -> list[str]:
         """Every column that is read, each once."""
-        return list(dict.fromkeys([self.content, *([self.id] if self.id else []), *self.passthrough]))
+        return list(
+            dict.fromkeys([self.content, *([self.id] if self.id else []), *([self.positions] if self.positions else []), *self.passthrough])
+        )
 
     def complaint(self, schema: pa.Schema) -> str | None:
         """What keeps a file of this schema from being read as asked, or None."""
@@ -80,6 +85,8 @@ class Columns:
             return f"input.tokens_column={self.tokens}: expected lists of integers, found {kind}"
         if self.text and not _is_text(kind):
             return f"input.text_column={self.text}: expected strings, found {kind}; for token ids set input.tokens_column"
+        if self.positions and not _is_ids(schema.field(self.positions).type):
+            return f"input.positions_column={self.positions}: expected lists of integers, found {schema.field(self.positions).type}"
         if self.id and pa.types.is_nested(schema.field(self.id).type):
             return f"input.id_column={self.id}: expected one value a row, found {schema.field(self.id).type}"
         return None
@@ -88,6 +95,8 @@ class Columns:
         yield ("input.tokens_column" if self.tokens else "input.text_column"), self.content
         if self.id:
             yield "input.id_column", self.id
+        if self.positions:
+            yield "input.positions_column", self.positions
         for name in self.passthrough:
             yield "input.passthrough", name
 
@@ -104,12 +113,14 @@ def decode(batch: pa.RecordBatch, columns: Columns, passthrough: pa.Schema) -> I
     ids = _ids(batch.column(columns.id)) if columns.id else None
     texts = _texts(batch.column(columns.text)) if columns.text else None
     token_ids = _token_ids(batch.column(columns.tokens)) if columns.tokens else None
+    positions = _positions(batch.column(columns.positions)) if columns.positions else None
     passed = _passthrough(batch, passthrough)
     for i in range(batch.num_rows):
         doc_id = None
         try:
             doc_id = ids(i) if ids else None
-            row = Row(doc_id, texts(i) if texts else None, token_ids(i) if token_ids else None, passed(i))
+            chosen = positions(i) if positions else None
+            row = Row(doc_id, texts(i) if texts else None, token_ids(i) if token_ids else None, passed(i), chosen)
         except Bad as bad:
             yield BadRow(doc_id, bad)
         else:
@@ -214,6 +225,22 @@ def _token_ids(column: pa.Array) -> Callable[[int], Ids]:
         return numbers.astype(np.int32, copy=False)
 
     return token_ids
+
+
+def _positions(column: pa.Array) -> Callable[[int], npt.NDArray[np.int64]]:
+    """A function from a row to its positions; raises Bad where they are null, negative or not ascending."""
+
+    def positions(i: int) -> npt.NDArray[np.int64]:
+        value = column[i]
+        if not value.is_valid or value.values.null_count:
+            raise Bad("NullPositions", "expected a list of positions, found null" + (" among them" if value.is_valid else ""))
+        numbers: npt.NDArray[np.int64] = np.array(value.values, dtype=np.int64)
+        wrong = np.flatnonzero(np.diff(numbers, prepend=0) < 0)
+        if len(wrong):
+            raise Bad("InvalidPositions", f"expected positions from 0 up, ascending, found {numbers[wrong[0]]} at index {wrong[0]}")
+        return numbers
+
+    return positions
 
 
 def _ids(column: pa.Array) -> Callable[[int], str]:

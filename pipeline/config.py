@@ -20,7 +20,7 @@ DEMO = "demo"
 """As model.path and input.path: what ships with longscan."""
 FORMATS = ("auto", "hugging_face", "state_spaces", "mistral")
 """Of checkpoints; auto: by what the folder holds."""
-TASKS = ("embed", "score", "embed_score")
+TASKS = ("embed", "score", "embed_score", "classify")
 
 
 @dataclass
@@ -43,6 +43,8 @@ class InputConfig:
     text_column: str = "text"
     id_column: str | None = None
     tokens_column: str | None = None
+    positions_column: str | None = None
+    positions_unit: str = "chars"
     passthrough: list[str] = field(default_factory=list)
 
 
@@ -71,15 +73,33 @@ class ScoreConfig:
 
 
 @dataclass
+class ClassifyConfig:
+    head: str | None = None
+    at: str = "document"
+    pooling: str = "last"
+
+
+@dataclass
 class TaskConfig:
     name: str = "embed"
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     score: ScoreConfig = field(default_factory=ScoreConfig)
+    classify: ClassifyConfig = field(default_factory=ClassifyConfig)
     state_norm: bool = False
 
     @property
     def embeds(self) -> bool:
         return self.name in ("embed", "embed_score")
+
+    @property
+    def classifies(self) -> str | None:
+        """What has logits: document, positions, or None where the task is another."""
+        return self.classify.at if self.name == "classify" else None
+
+    @property
+    def pools(self) -> bool:
+        """Hidden states are pooled: as an embedding, or for a head on it."""
+        return self.embeds or self.classifies == "document"
 
     @property
     def scores(self) -> bool:
@@ -141,6 +161,7 @@ Problem = tuple[str, str, object]
 def _problems(config: JobConfig) -> Iterator[Problem]:
     yield from _paths(config)
     yield from _task(config.task)
+    yield from _classify(config)
     yield from _engine(config.engine)
     if config.model.tokenizer_revision is not None and config.model.tokenizer is None:
         yield "model.tokenizer_revision", "null, or model.tokenizer to be the hub id that it is of", config.model.tokenizer_revision
@@ -163,7 +184,13 @@ def _paths(config: JobConfig) -> Iterator[Problem]:
     for key, value in (("model.path", config.model.path), ("input.path", config.input.path), ("output.path", config.output.path)):
         if not value:
             yield key, "a path; none is set, and there is no default", value
-    columns = [config.input.text_column, config.input.id_column, config.input.tokens_column, *config.input.passthrough]
+    columns = [
+        config.input.text_column,
+        config.input.id_column,
+        config.input.tokens_column,
+        config.input.positions_column,
+        *config.input.passthrough,
+    ]
     if any(column == "" for column in columns):
         yield "input", "names of columns that are not empty", columns
 
@@ -195,6 +222,21 @@ def _task(task: TaskConfig) -> Iterator[Problem]:
             f"task.embedding.window_tokens ({embedding.window_tokens}): one table holds both",
             score.window_tokens,
         )
+
+
+def _classify(config: JobConfig) -> Iterator[Problem]:
+    from longscan.kernels.pool import POOLINGS
+
+    classify, column = config.task.classify, config.input.positions_column
+    yield from _choice("task.classify.at", classify.at, ("document", "positions"))
+    yield from _choice("task.classify.pooling", classify.pooling, POOLINGS)
+    yield from _choice("input.positions_unit", config.input.positions_unit, ("chars", "tokens"))
+    if config.task.classifies == "positions" and column is None:
+        yield "input.positions_column", "a column of the positions that task.classify.at=positions asks for", column
+    if config.task.classifies != "positions" and column is not None:
+        yield "input.positions_column", "null, or task=classify and task.classify.at=positions", column
+    if column is not None and config.input.tokens_column is not None and config.input.positions_unit == "chars":
+        yield "input.positions_unit", "tokens with input.tokens_column, as token ids have no characters", config.input.positions_unit
 
 
 def _engine(engine: EngineConfig) -> Iterator[Problem]:

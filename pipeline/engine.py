@@ -14,11 +14,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from types import TracebackType
 
 import torch
 from longscan.kernels.checks import Backend
+from longscan.pipeline.classify import Head
 from longscan.pipeline.config import TaskConfig
 from longscan.pipeline.errors import DocumentError
 from longscan.pipeline.feed import Feed
@@ -55,6 +56,7 @@ class Engine:
         context_id: int | None = None,
         prompt: Prompt | None = None,
         reset_tokens: int | None = None,
+        heads: Sequence[Head] = (),
         vocab_size: int | None = None,
         constant_shape: bool | None = None,
         on_tokens: Callable[[int], None] | None = None,
@@ -66,6 +68,7 @@ class Engine:
         context_id: token given to every document as context before its first (`score.context_token`), None for none.
         prompt: tokens that come before every document, behind the context token; in no count, and in no pool unless asked for.
         reset_tokens: a document starts afresh, state and context, at every multiple of it; poolings and sums go on.
+        heads: of a task that classifies.
         vocab_size: ids from here on become error rows; None trusts the streams.
         constant_shape: every step has step_tokens rows. Default: on a GPU, where results would depend on the shape.
         on_tokens: called after each step, in the engine's thread, with the tokens that went through.
@@ -73,7 +76,7 @@ class Engine:
         forward: makes what runs the steps.
         """
         check_sizes(lanes=lanes, step_tokens=step_tokens, segment_tokens=segment_tokens)
-        if task.embeds:
+        if task.pools:
             check_width(task.embedding, model.width)
         device = torch.device(device)
         constant_shape = device.type == "cuda" if constant_shape is None else constant_shape
@@ -101,7 +104,7 @@ class Engine:
             reset_tokens=reset_tokens,
             keep_lanes=task.state_norm,
         )
-        self._maker = RowMaker(task, segment_tokens=segment_tokens, context_id=context_id, reset_tokens=reset_tokens)
+        self._maker = RowMaker(task, segment_tokens=segment_tokens, context_id=context_id, reset_tokens=reset_tokens, heads=heads)
         self._vocab_size = vocab_size
         self._on_tokens = on_tokens or (lambda _: None)
         # Re-entrant: a caller's generator may be closed by the garbage collector, in whatever thread it runs.

@@ -31,13 +31,16 @@ def run_facts(
     task: Facts = {"name": config.task.name, "state_norm": config.task.state_norm}
     if config.task.embeds:
         task["embedding"] = asdict(config.task.embedding)
+    if config.task.classifies:
+        task["classify"] = {"at": config.task.classify.at, "pooling": config.task.classify.pooling}
     if config.task.scores:
         task["score"] = asdict(config.task.score)
     content = ("tokens_column", config.input.tokens_column) if config.input.tokens_column else ("text_column", config.input.text_column)
+    places = {name: getattr(config.input, name) for name in ("positions_column", "positions_unit") if config.input.positions_column}
     names = ("dtype", "add_bos", "append_eos", "decay_scale")
     return {
         "model": {**model, **{name: getattr(config.model, name) for name in names}},
-        "input": {content[0]: content[1], "id_column": config.input.id_column, "passthrough": list(config.input.passthrough)},
+        "input": {content[0]: content[1], **places, "id_column": config.input.id_column, "passthrough": list(config.input.passthrough)},
         "task": task,
         "engine": {"backend": backend, "segment_tokens": config.engine.segment_tokens, "reset_tokens": config.engine.reset_tokens},
         "limit": config.limit,

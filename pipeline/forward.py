@@ -23,6 +23,7 @@ from longscan.pipeline.config import TaskConfig
 from longscan.pipeline.errors import ConfigError
 from longscan.pipeline.lanes import NO_TOKEN, Step, StepEntry
 from longscan.pipeline.meter import DEVICE, Meter
+from longscan.pipeline.places import Picks, pick
 from longscan.pipeline.pool import finish_vectors
 from longscan.pipeline.records import Vector, window_tokens
 from longscan.pipeline.rows import EntryResult
@@ -73,6 +74,10 @@ class Launched:
     """By entry: rows, counted from the entry's first, before tokens that only the context comes before; -1 for a document's first."""
     first_logprobs: torch.Tensor | None
     """Of these tokens, in the order of `firsts`."""
+    picks: list[Picks]
+    """By entry: the places that are asked for; none of them unless the task classifies positions."""
+    picked: torch.Tensor | None
+    """[R, D], fp32: hidden states there, in the order of `picks`, but for places before all tokens."""
     norms: list[torch.Tensor]
     """As `state_norms` gives them, for each entry that ends its document."""
     documents: dict[str, torch.Tensor]
@@ -114,10 +119,10 @@ class Forward:
         self.first_lane = lanes if contexts[0] else NO_LANE
         self.reset_tokens = reset_tokens
         self.tiles = step_tokens // TILE if constant_shape else None
-        self.pool_windows = task.embedding.window_tokens if task.embeds else None
+        self.pool_windows = task.embedding.window_tokens if task.pools else None
         self.model_state = model.new_state(lanes + len(contexts))
         self.pool_state = (
-            PoolState.new(lanes + len(contexts), model.width, task.embedding.poolings, self.pool_windows, device) if task.embeds else None
+            PoolState.new(lanes + len(contexts), model.width, task.embedding.poolings, self.pool_windows, device) if task.pools else None
         )
         hidden = [self._prefill(ids, lanes + n) for n, ids in enumerate(contexts)]
         self._context_hidden = hidden[0][-1:].repeat(TILE, 1) if contexts[0] else None
@@ -160,8 +165,9 @@ class Forward:
         done = self._mark()
         if done is None:
             self.meter.add(DEVICE, wall=time.perf_counter() - began)
+        picks, picked = self._pick(step, hidden_TD)
         replaced = [e.document.carry.replaced for e in step.entries if e.entry.ends]
-        return Launched(segments, logprobs_T, firsts, first_logprobs, norms, documents, replaced, windows, begun, done)
+        return Launched(segments, logprobs_T, firsts, first_logprobs, picks, picked, norms, documents, replaced, windows, begun, done)
 
     def _pool(self, hidden_TD: torch.Tensor, segments: Segments, state: PoolState) -> PoolOutput:
         output, self.pool_state = pool(
@@ -198,8 +204,10 @@ class Forward:
         scores = iter([] if launched.first_logprobs is None else launched.first_logprobs.tolist())
         runs = self._runs(launched.segments)
         results = []
-        ended = closed = 0
-        for entry, touched, rows in zip(launched.segments.entries, runs, launched.firsts, strict=True):
+        ended = closed = chosen = 0
+        picks: Sequence[Picks | None] = launched.picks or [None] * len(runs)
+        for entry, touched, rows, places in zip(launched.segments.entries, runs, launched.firsts, picks, strict=True):
+            there = 0 if places is None else int((places.rows >= 0).sum())
             closes = sum(run.closes for run in touched)
             logprobs = None if launched.logprobs_T is None else launched.logprobs_T[entry.rows].numpy()
             first = UNSCORED
@@ -215,9 +223,12 @@ class Forward:
                     vectors=_row(documents, ended) if entry.ends else {},
                     windows=touched,
                     window_vectors={pooling: vectors[closed : closed + closes] for pooling, vectors in windows.items()},
+                    picks=places,
+                    picked=None if launched.picked is None else launched.picked[chosen : chosen + there].numpy(),
                     state_norms=launched.norms[ended].numpy() if entry.ends and launched.norms else None,
                 )
             )
+            chosen += there
             ended += entry.ends
             closed += closes
         return results
@@ -255,6 +266,19 @@ class Forward:
                 targets[self.reset_tokens - 1 - e.entry.position % self.reset_tokens :: self.reset_tokens] = UNWANTED
         on_device = self._to_device(rows)
         return on_device[0], on_device[1]
+
+    def _pick(self, step: Step, hidden_TD: torch.Tensor) -> tuple[list[Picks], torch.Tensor | None]:
+        """Where the documents' positions are in this step, and the hidden states there."""
+        if self.task.classifies != "positions":
+            return [], None
+        none = np.empty(0, np.int64)
+        picks = []
+        for e in step.entries:
+            places = e.document.document.positions
+            picks.append(pick(none if places is None else places, e.taken, e.entry.position, ends=e.entry.ends))
+        rows = [e.entry.rows.start + found.rows[found.rows >= 0] for e, found in zip(step.entries, picks, strict=True)]
+        chosen = hidden_TD[self._to_device(np.concatenate(rows) if rows else none)]
+        return picks, self._to_host(chosen.float())
 
     def _firsts(self, e: StepEntry) -> list[int]:
         """Rows of an entry as `Launched.firsts` has them."""

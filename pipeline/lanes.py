@@ -31,6 +31,8 @@ class Taken:
     next_id: int
     char_starts: Offsets | None = None
     char_ends: Offsets | None = None
+    next_start: int = 0
+    """Where the token of `next_id` begins, in code points, where there are offsets and such a token."""
 
 
 class TokenQueue:
@@ -64,7 +66,8 @@ class TokenQueue:
         ids = parts[0].ids if len(parts) == 1 else np.concatenate([part.ids for part in parts])
         if len(starts) < len(parts) or len(ends) < len(parts):
             return Taken(ids, next_id)
-        return Taken(ids, next_id, np.concatenate(starts), np.concatenate(ends))
+        after = self._blocks[0].char_starts if self._blocks else None
+        return Taken(ids, next_id, np.concatenate(starts), np.concatenate(ends), 0 if after is None else int(after[0]))
 
 
 def _cut(block: TokenBlock, start: int, stop: int) -> TokenBlock:

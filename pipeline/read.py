@@ -91,7 +91,7 @@ class Reader:
                 documents.append(ErrorRow(n, doc_id, piece.file.name, at, "read", row.bad.kind, str(row.bad)))
             else:
                 assert doc_id is not None
-                documents.append(Document(n, doc_id, piece.file.name, at, row.text, row.token_ids, row.passthrough))
+                documents.append(Document(n, doc_id, piece.file.name, at, row.text, row.token_ids, row.passthrough, row.positions))
         return documents
 
     def _default_id(self, file: SourceFile, row: int) -> str | None:

@@ -108,6 +108,10 @@ def settle(config: JobConfig, recipe: Recipe | None, tokenizer: TextTokenizer | 
 
     Raises ConfigError for a prompt that the model does not have, or that cannot be used.
     """
+    if config.task.classifies is not None:
+        plain = replace(config.task.embedding, pooling=[config.task.classify.pooling], normalize=False, truncate_dim=None, dtype="float32")
+        plain = replace(plain, window_tokens=None, prompt=None, prompt_text=None, include_prompt=False)
+        config = replace(config, task=replace(config.task, embedding=plain))
     asked, known = config.task.embedding, recipe or Recipe(normalize=True, include_prompt=False)
     pooling = [known.pooling] if asked.pooling == "auto" else list(asked.pooling)
     normalize = known.normalize if asked.normalize == "auto" else asked.normalize

@@ -8,7 +8,7 @@ A row of the input is named by (shard, ordinal): the ordinal counts the shard's 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -98,6 +98,8 @@ class Document:
     token_ids: Ids | None
     passthrough: pa.RecordBatch
     """One row: the passthrough columns, possibly none."""
+    positions: npt.NDArray[np.int64] | None = None
+    """Places that the task is asked for, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,21 @@ class TokenStream:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadShape:
+    """What is known of a classifier's head without its weights."""
+
+    name: str
+    """Empty for the only one."""
+    size: int
+    labels: tuple[str, ...] | None
+
+    @property
+    def columns(self) -> tuple[str, str]:
+        """Of its logits, and of its label."""
+        return (f"logits_{self.name}", f"label_{self.name}") if self.name else ("logits", "label")
+
+
+@dataclass(frozen=True, slots=True)
 class DocumentRow:
     """A finished document. `vectors` maps a pooling to its vector, None for a document of no tokens."""
 
@@ -154,6 +171,8 @@ class DocumentRow:
     state_norm_max: float | None = None
     """Of the layers' final SSM states, the largest Frobenius norm and their mean."""
     state_norm_mean: float | None = None
+    logits: Mapping[str, npt.NDArray[np.float32]] | None = None
+    """Head -> [labels]; None for a document of no tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +187,16 @@ class WindowRow:
     log_likelihood: float | None = None
     context_start: int | None = None
     """Token from which on the window's first token has seen all, where documents start afresh every so often; else None."""
+
+
+@dataclass(frozen=True, slots=True)
+class PositionRow:
+    document: Document
+    index: int
+    """Of the position in its document's list."""
+    token: int | None
+    """The last token that begins before it; None where there is none."""
+    logits: Mapping[str, npt.NDArray[np.float32]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +221,7 @@ class ErrorRow:
     message: str
 
 
-Outcome = DocumentRow | WindowRow | TokensRow | ErrorRow
+Outcome = DocumentRow | WindowRow | PositionRow | TokensRow | ErrorRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +250,28 @@ def embedding_columns(task: TaskConfig) -> dict[str, str]:
     return {p: "embedding" if len(poolings) == 1 else f"embedding_{p}" for p in poolings}
 
 
-def documents_schema(task: TaskConfig, width: int, passthrough: pa.Schema) -> pa.Schema:
+def head_fields(heads: Sequence[HeadShape]) -> list[pa.Field]:
+    """Of each head the logits, and for several labels the one with the largest, by its name or its number."""
+    fields = []
+    for head in heads:
+        logits, label = head.columns
+        fields.append(pa.field(logits, pa.list_(pa.float32(), head.size)))
+        if head.size > 1:
+            fields.append(pa.field(label, pa.string()))
+    return fields
+
+
+def positions_schema(heads: Sequence[HeadShape]) -> pa.Schema:
+    fields = [pa.field("doc_id", pa.string(), nullable=False), pa.field("position_index", pa.int64(), nullable=False)]
+    return pa.schema([*fields, pa.field("position", pa.int64(), nullable=False), pa.field("token", pa.int64()), *head_fields(heads)])
+
+
+def documents_schema(task: TaskConfig, width: int, passthrough: pa.Schema, heads: Sequence[HeadShape] = ()) -> pa.Schema:
     fields = [pa.field("doc_id", pa.string(), nullable=False), pa.field("num_tokens", pa.int64(), nullable=False)]
     fields += [pa.field(f.name, f.type, f.nullable, f.metadata) for f in passthrough]
     fields += [pa.field(column, vector_type(task, width)) for column in embedding_columns(task).values()]
+    if task.classifies == "document":
+        fields += head_fields(heads)
     if task.scores:
         fields += [
             pa.field("log_likelihood", pa.float64()),

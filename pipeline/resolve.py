@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from longscan.kernels.checks import Backend
 from longscan.kernels.segments import TILE
+from longscan.pipeline.classify import head_file, head_hash, read_heads
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.errors import ConfigError, ModelError
 from longscan.pipeline.fetch import Fetched, fetch_model, fetch_tokenizer
 from longscan.pipeline.model import Mamba2Geometry, model_hash
 from longscan.pipeline.pool import check_width
+from longscan.pipeline.records import HeadShape
 from longscan.pipeline.schedule import check_sizes
 from longscan.pipeline.score import context_token
 from longscan.pipeline.tokenize import Prompt, TextTokenizer, check_fits, load_tokenizer, make_prompt
@@ -68,6 +70,8 @@ class Choice:
     """Of the model's checkpoint."""
     prompt: Prompt | None = None
     """Before every document, behind the context token."""
+    heads: tuple[HeadShape, ...] = ()
+    """Of a task that classifies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +136,12 @@ def choose(config: JobConfig, folder: str, geometry: Mamba2Geometry, tokenizer: 
         raise ConfigError("model.append_eos: expected a tokenizer with an EOS token, found none; set model.append_eos=false")
     if config.task.embeds:
         check_width(config.task.embedding, geometry.d_model)
+    heads: tuple[HeadShape, ...] = ()
+    if config.task.classifies:
+        heads = tuple(head.shape for head in read_heads(head_file(config.task.classify.head, folder), geometry.d_model))
     text = config.task.embedding.prompt_text if config.task.embeds else None
     prompt = None if text is None or tokenizer is None else make_prompt(text, tokenizer)
-    return Choice(folder, device.kind, backend, dtype, context, geometry.vocab_size, config.model.format, prompt)
+    return Choice(folder, device.kind, backend, dtype, context, geometry.vocab_size, config.model.format, prompt, heads)
 
 
 def _no_cutile(geometry: Mamba2Geometry, dtype: str, device: Device) -> str | None:
@@ -189,6 +196,7 @@ def model_facts(config: JobConfig, choice: Choice, tokenizer: TextTokenizer | No
         "content": model_hash(choice.folder, format=choice.format),
         "commit": config.model.revision,
         "tokenizer": None if tokenizer is None else tokenizer_facts(tokenizer, config.model.tokenizer_revision),
+        "heads": head_hash(head_file(config.task.classify.head, choice.folder)) if config.task.classifies else None,
         "context_id": choice.context_id,
         "prompt_ids": None if choice.prompt is None else list(choice.prompt.ids),
     }

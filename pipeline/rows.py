@@ -12,11 +12,13 @@ import numpy as np
 import numpy.typing as npt
 from longscan.kernels.pool import Run
 from longscan.kernels.segments import TILE
+from longscan.pipeline.classify import Head, apply
 from longscan.pipeline.config import TaskConfig
 from longscan.pipeline.errors import DocumentError
 from longscan.pipeline.lanes import HostCarry, Taken
+from longscan.pipeline.places import Picks
 from longscan.pipeline.pool import check_range
-from longscan.pipeline.records import Document, DocumentRow, ErrorRow, Outcome, TokensRow, Vector, WindowRow
+from longscan.pipeline.records import Document, DocumentRow, ErrorRow, Outcome, PositionRow, TokensRow, Vector, WindowRow
 from longscan.pipeline.score import UNSCORED, Logprobs, bits_per_byte, scores_first_token, tile_sums
 
 
@@ -34,6 +36,10 @@ class EntryResult:
     """The windows that the entry touches, in order."""
     window_vectors: Mapping[str, Vector] = field(default_factory=dict)
     """Pooling -> vectors [W, N] of those that close in the entry."""
+    picks: Picks | None = None
+    """Places whose last token the entry holds, where the task classifies positions."""
+    picked: npt.NDArray[np.float32] | None = None
+    """[R, D]: hidden states there, but for places before all tokens."""
     state_norms: npt.NDArray[np.float64] | None = None
     """[layers, ...]: norms of the parts of the final state, for an entry that ends its document, where they are asked for."""
 
@@ -46,9 +52,12 @@ def error_row(document: Document, error: DocumentError) -> ErrorRow:
 class RowMaker:
     """Turns results into rows for one task."""
 
-    def __init__(self, task: TaskConfig, *, segment_tokens: int, context_id: int | None, reset_tokens: int | None = None) -> None:
+    def __init__(
+        self, task: TaskConfig, *, segment_tokens: int, context_id: int | None, reset_tokens: int | None = None, heads: Sequence[Head] = ()
+    ) -> None:
         self.task = task
         self.reset_tokens = reset_tokens
+        self.heads = heads
         self.segment_tokens = segment_tokens
         self.score_windows = task.scores and task.score.window_tokens is not None
         self.first_is_scored = scores_first_token(task, context_id)
@@ -72,6 +81,8 @@ class RowMaker:
         rows += self._window_rows(document, carry, taken, result, sums)
         if scores is not None and self.task.score.per_token:
             rows += self._tokens_rows(document, carry.position, taken, scores)
+        if result.picks is not None and result.picked is not None:
+            rows += self._position_rows(document, carry.position, result.picks, result.picked)
         for tile_sum in sums:
             carry.log_likelihood += tile_sum
         if result.logprobs is not None:
@@ -133,12 +144,26 @@ class RowMaker:
             stop = start + self.segment_tokens
             yield TokensRow(document, position + start, taken.ids[start:stop], scores[start:stop])
 
+    def _position_rows(self, document: Document, position: int, picks: Picks, picked: npt.NDArray[np.float32]) -> Iterator[PositionRow]:
+        logits = apply(self.heads, picked)
+        there = 0
+        for index, row in zip(picks.indices.tolist(), picks.rows.tolist(), strict=True):
+            if row < 0:
+                yield PositionRow(document, index, None, None)
+                continue
+            yield PositionRow(document, index, position + row, {name: values[there] for name, values in logits.items()})
+            there += 1
+
     def _document_row(self, document: Document, carry: HostCarry, result: EntryResult, num_bytes: int | None) -> DocumentRow:
         poolings = self.task.embedding.poolings if self.task.embeds else []
         row = DocumentRow(document, carry.position, {pooling: result.vectors.get(pooling) for pooling in poolings})
         if result.state_norms is not None:
             norms = np.sqrt(np.square(result.state_norms).reshape(len(result.state_norms), -1).sum(axis=1))
             row = replace(row, state_norm_max=float(norms.max()), state_norm_mean=float(norms.mean()))
+        if self.task.classifies == "document" and result.vectors:
+            (pooled,) = result.vectors.values()
+            found = apply(self.heads, pooled[None].astype(np.float32))
+            row = replace(row, logits={name: values[0] for name, values in found.items()})
         if not self.task.scores:
             return row
         scored = carry.position if self.first_is_scored else carry.position - self._fresh_starts(carry.position)

@@ -108,6 +108,7 @@ def prepare(config: JobConfig) -> Prepared:
     config, workers = _settle_cluster(config, tokens)
     device = cluster.on_a_worker(config, workers.gpus, look_at_device, workers.gpus > 0)
     choice = choose(config, folder, geometry, tokenizer, device)
+    check_passthrough(config.task, list(config.input.passthrough), choice.heads)
     settled = replace(config, model=replace(config.model, dtype=choice.dtype, add_bos=choice.context_id is not None))
     # What was found fastest on a GPU can change the last bits.
     versions = {"longscan": version("longscan"), **({"tuning": tuning.version()} if choice.backend == "cutile" else {})}

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import torch
+from longscan.pipeline.classify import head_file, read_heads
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.engine import Engine, EngineFailed
 from longscan.pipeline.errors import ConfigError, LongscanError, OutputError, Stopped
@@ -114,7 +115,8 @@ class Worker:
                 tokenizer,
                 vocab_size=choice.vocab_size,
                 workers=threads,
-                with_offsets=has_windows(config.task),
+                with_offsets=has_windows(config.task)
+                or (config.input.positions_column is not None and config.input.positions_unit == "chars"),
                 append_eos=config.model.append_eos,
                 prompt=choice.prompt,
                 meter=meter,
@@ -128,6 +130,7 @@ class Worker:
                 job.provenance,
                 resets=config.engine.reset_tokens is not None,
                 start=job.start,
+                heads=choice.heads,
             ),
             meter=meter,
         )
@@ -251,6 +254,7 @@ def build_engine(job: Job, folder: str, on_tokens: Callable[[int], None] | None,
         context_id=choice.context_id,
         prompt=choice.prompt,
         reset_tokens=config.engine.reset_tokens,
+        heads=read_heads(head_file(config.task.classify.head, folder), model.width) if config.task.classifies else (),
         vocab_size=choice.vocab_size,
         on_tokens=on_tokens,
         meter=meter,

@@ -12,14 +12,14 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
-from longscan.pipeline.batches import Convert, documents_batch, errors_batch, tokens_batch, windows_batch
+from longscan.pipeline.batches import Convert, documents_batch, errors_batch, positions_batch, tokens_batch, windows_batch
 from longscan.pipeline.config import TaskConfig
 from longscan.pipeline.errors import ConfigError, OutputError
 from longscan.pipeline.gate import gate
@@ -29,13 +29,16 @@ from longscan.pipeline.records import (
     TOKENS_SCHEMA,
     DocumentRow,
     ErrorRow,
+    HeadShape,
     Outcome,
+    PositionRow,
     Shard,
     ShardReport,
     TokensRow,
     WindowRow,
     documents_schema,
     has_windows,
+    positions_schema,
     windows_schema,
 )
 from longscan.pipeline.storage import Location, commit_file, locate, writing
@@ -44,7 +47,7 @@ from longscan.pipeline.tables import ArrivalTable, OrderedTable
 FOOTER_KEY = b"longscan"
 """Key of the provenance, JSON, in the footer of every file."""
 
-TABLES = ("windows", "tokens", "errors", "documents")
+TABLES = ("windows", "tokens", "positions", "errors", "documents")
 """In the order of commit."""
 
 NO_PASSTHROUGH = pa.schema([])
@@ -52,13 +55,17 @@ NO_PASSTHROUGH = pa.schema([])
 
 def tables_of(task: TaskConfig) -> tuple[str, ...]:
     """The tables that a task writes, in the order of commit."""
-    absent = {"windows": not has_windows(task), "tokens": not (task.scores and task.score.per_token)}
+    absent = {
+        "windows": not has_windows(task),
+        "tokens": not (task.scores and task.score.per_token),
+        "positions": task.classifies != "positions",
+    }
     return tuple(name for name in TABLES if not absent.get(name))
 
 
-def check_passthrough(task: TaskConfig, names: list[str]) -> None:
+def check_passthrough(task: TaskConfig, names: list[str], heads: Sequence[HeadShape] = ()) -> None:
     """Raise ConfigError where passthrough columns would stand in documents/ under a name that is taken."""
-    taken = documents_schema(task, 1, NO_PASSTHROUGH).names
+    taken = documents_schema(task, 1, NO_PASSTHROUGH, heads).names
     wrong = sorted({name for name in names if name in taken or names.count(name) > 1})
     if wrong:
         raise ConfigError(
@@ -80,23 +87,26 @@ class Writer:
         *,
         resets: bool = False,
         start: int = 0,
+        heads: Sequence[HeadShape] = (),
     ) -> None:
         """
         width: of the model's hidden states. passthrough: the plan's schema of the passthrough columns.
         provenance: JSON values for the footers; nothing that differs between two equal runs.
-        resets: as `windows_schema` takes it.
         start: number of the run's start; nothing is committed any more once there is a newer one. 0 where none is known.
+        resets: as `windows_schema` takes it. heads: of a task that classifies.
         """
-        check_passthrough(task, passthrough.names)
+        check_passthrough(task, passthrough.names, heads)
         self.output = output
         self.start = start
         self.task = task
+        self.heads = tuple(heads)
         footer = {FOOTER_KEY: json.dumps(provenance or {}, sort_keys=True, separators=(",", ":")).encode()}
         schemas = {
-            "documents": documents_schema(task, width, passthrough),
+            "documents": documents_schema(task, width, passthrough, heads),
             "errors": ERRORS_SCHEMA,
             "windows": windows_schema(task, width, resets=resets),
             "tokens": TOKENS_SCHEMA,
+            "positions": positions_schema(heads),
         }
         self.schemas: dict[str, pa.Schema] = {name: schemas[name].with_metadata(footer) for name in tables_of(task)}
 
@@ -152,6 +162,8 @@ class PartWriter:
                 case WindowRow():
                     self._counts["windows"] += 1
                     self._arrivals["windows"].add(outcome)
+                case PositionRow():
+                    self._arrivals["positions"].add(outcome)
                 case TokensRow():
                     self._arrivals["tokens"].add(outcome)
 
@@ -191,10 +203,11 @@ class PartWriter:
         """Temporary files lie on the disk of a local output, for a rename; else wherever this machine keeps such files."""
         os.makedirs(self._temporary.path, exist_ok=True)
         convert: dict[str, Convert] = {
-            "documents": partial(documents_batch, task=writer.task, schema=writer.schemas["documents"]),
+            "documents": partial(documents_batch, task=writer.task, schema=writer.schemas["documents"], heads=writer.heads),
             "windows": partial(windows_batch, task=writer.task, schema=writer.schemas.get("windows")),
             "errors": errors_batch,
             "tokens": tokens_batch,
+            "positions": partial(positions_batch, schema=writer.schemas.get("positions"), heads=writer.heads),
         }
         for name, schema in writer.schemas.items():
             path = os.path.join(self._temporary.path, f"{self._shard.index:05d}-{self._attempt:06d}-{name}.parquet")

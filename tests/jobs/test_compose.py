@@ -172,7 +172,7 @@ class TestConfigDir:
 
 def test_the_help_names_every_key() -> None:
     shown = {line.split("=")[0].strip() for line in spelled_keys().splitlines()}
-    sections = {"model", "input", "task", "task.embedding", "task.score", "engine", "output", "cluster"}
+    sections = {"model", "input", "task", "task.embedding", "task.score", "task.classify", "engine", "output", "cluster"}
     assert shown == set(all_keys()) - sections - {"task.name", "cluster.mode"}
 
 

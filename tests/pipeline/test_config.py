@@ -48,7 +48,7 @@ def test_what_can_be_carried_out(values: dict[str, Any]) -> None:
         ({"output__path": ""}, "output.path: expected a path"),
         ({"input__path": ""}, "input.path: expected a path"),
         ({"input__passthrough": ["a", ""]}, "input: expected names of columns"),
-        ({"task__name": "rank"}, "task.name: expected one of embed, score, embed_score, got 'rank'"),
+        ({"task__name": "rank"}, "task.name: expected one of embed, score, embed_score, classify, got 'rank'"),
         ({"task__embedding__pooling": ["mean", "first"]}, "task.embedding.pooling"),
         ({"task__embedding__pooling": ["mean", "mean"]}, "each once"),
         ({"task__embedding__pooling": []}, "task.embedding.pooling"),

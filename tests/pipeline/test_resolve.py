@@ -150,7 +150,7 @@ def test_this_machine() -> None:
 
 def test_facts_say_the_content_and_never_the_place(folder: Path, geometry: Mamba2Geometry) -> None:
     facts = model_facts(job(folder), chosen(folder, CPU), tokenizer_of(job(folder), geometry, str(folder)))
-    assert set(facts) == {"content", "commit", "tokenizer", "context_id", "prompt_ids"}
+    assert set(facts) == {"content", "commit", "tokenizer", "context_id", "prompt_ids", "heads"}
     assert set(facts["tokenizer"]) == {"content", "commit", "parse_special", "bos_id", "eos_id"}
     assert str(folder) not in str(facts)
 
