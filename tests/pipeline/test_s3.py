@@ -1,0 +1,160 @@
+"""Input and output in an object store: a real server on loopback, spoken to through s3fs."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import s3fs
+from fakes import tiny_checkpoint
+from longscan.pipeline.errors import OutputError
+from longscan.pipeline.lock import RunLock
+from longscan.pipeline.storage import atomic_write, children, commit_file, create_exclusive, exists, locate, read_bytes, remove
+from starts import DIE, Starts
+from tiny_jobs import same_tables, texts, words, write_input
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the client's libraries
+
+SECRET = "wJalrXUtnFEMI-not-to-be-seen"
+BUCKET = "corpus"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3fs.S3FileSystem]:
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = str(Path(sys.executable).with_name("moto_server"))
+    with (tmp_path_factory.mktemp("server") / "log").open("wb") as log:
+        server = subprocess.Popen([script, "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=log)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        patch.setenv("AWS_ACCESS_KEY_ID", "someone")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("NO_PROXY", "127.0.0.1")
+        try:
+            _await(port, server)
+            fs = s3fs.S3FileSystem()
+            fs.mkdir(BUCKET)
+            yield fs
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.wait(20)
+
+
+def _await(port: int, server: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            assert server.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+def test_the_few_operations_that_the_pipeline_needs(store: s3fs.S3FileSystem, tmp_path: Path) -> None:
+    place = locate(f"s3://{BUCKET}/operations", OutputError)
+    assert children(place) == []
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda n: create_exclusive(place / "one", str(n).encode()), range(8)))
+    assert won.count(True) == 1, "of several at once, one creates it"
+    assert read_bytes(place / "one") == str(won.index(True)).encode()
+    atomic_write(place / "one", b"replaced")
+    assert read_bytes(place / "one") == b"replaced"
+    (tmp_path / "finished").write_bytes(b"x" * (1 << 20))
+    commit_file(str(tmp_path / "finished"), place / "two")
+    assert store.info((place / "two").path)["size"] == 1 << 20
+    assert children(place) == ["one", "two"]
+    remove(place / "one")
+    assert not exists(place / "one")
+    with pytest.raises(OutputError, match="cannot be written"):
+        atomic_write(locate("s3://no-such-bucket/x", OutputError), b"")
+
+
+@pytest.mark.usefixtures("store")
+def test_one_run_at_a_time() -> None:
+    place = locate(f"s3://{BUCKET}/locked", OutputError)
+    with RunLock(place), pytest.raises(OutputError, match="another run is at work"):
+        RunLock(place)
+    RunLock(place).release()
+
+
+@pytest.fixture(scope="module")
+def starts(store: s3fs.S3FileSystem, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starts]:
+    assert store.exists(BUCKET), "forked processes find the server by the environment"
+    with Starts(tmp_path_factory.mktemp("starts")) as starts:
+        yield starts
+
+
+PATCH = (
+    DIE
+    + """
+from longscan.pipeline import output, write
+def at(place, name, when):
+    whole = getattr(place, name)
+    setattr(place, name, lambda *a: die() if when(*a) else whole(*a))
+"""
+)
+CRASHES = {
+    "in_the_planner": "at(output, 'atomic_write', lambda to, _: to.name == 'fingerprint.json')",
+    "between_two_files_of_a_shard": "at(write, 'commit_file', lambda _, to: 'errors/part-00001' in to.path)",
+    "before_the_manifest": "at(write, 'write_report', lambda _, report: report.index == 1)",
+}
+
+
+@pytest.fixture(scope="module")
+def job(store: s3fs.S3FileSystem, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("job")
+    model = tiny_checkpoint(folder / "model", tokenizer=True)
+    source = write_input(folder / "in.parquet", [*texts(7), None], row_group=2)
+    store.put_file(str(source), f"{BUCKET}/in/in.parquet")
+    more = ("output.shard_tokens=300", "task=embed_score", "task.score.window_tokens=64", "max_errors=1", "cluster=inprocess")
+    command = words(model, f"s3://{BUCKET}/in", "", *more)
+    return [word for word in command if not word.startswith("output.path")]
+
+
+def fetched(store: s3fs.S3FileSystem, name: str, to: Path) -> Path:
+    shutil.rmtree(to, ignore_errors=True)
+    store.get(f"{BUCKET}/{name}/", f"{to}/", recursive=True)
+    return to
+
+
+@pytest.fixture(scope="module")
+def undisturbed(starts: Starts, job: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same input's output on a local disk."""
+    out = tmp_path_factory.mktemp("undisturbed") / "out"
+    ended = starts.start([*job, f"output.path={out}"])
+    assert ended.code == 0, ended.said
+    return out
+
+
+@pytest.mark.parametrize("crash", CRASHES.values(), ids=CRASHES.keys())
+def test_a_run_that_is_killed_and_started_again(
+    store: s3fs.S3FileSystem, starts: Starts, job: list[str], undisturbed: Path, tmp_path: Path, crash: str
+) -> None:
+    name = tmp_path.name
+    command = [*job, f"output.path=s3://{BUCKET}/{name}"]
+    died = starts.start(command, PATCH + crash)
+    assert died.code == -9, died.said
+    assert not store.exists(f"{BUCKET}/{name}/_SUCCESS")
+    ended = starts.start(command)
+    assert ended.code == 0, ended.said
+    out = fetched(store, name, tmp_path / "out")
+    assert same_tables(out, undisturbed) == ["documents", "errors", "windows"]
+    for path in out.rglob("*"):
+        assert path.is_dir() or SECRET.encode() not in path.read_bytes()
+    assert SECRET not in died.said + ended.said
+    again = starts.start(command)
+    assert (again.code, "complete already" in again.said) == (0, True)
