@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from longscan.jobs.benchmark.needs import require_gpu
 from longscan.kernels.bench.case import run_case
 from longscan.kernels.bench.measure import facts, time_on_gpu
@@ -30,10 +31,13 @@ def bench_kernels(
     print(*chip_lines(known), sep="\n", flush=True)
     results = Results(path, "kernels", known)
     wrong: list[str] = []
-    for case in cases(operators, models, chunks):
-        row = run_case(case, time_on_gpu, peers=peers)
-        print(*lines(row), sep="\n", flush=True)
-        results.add(row.as_dict())
-        if row.ours.milliseconds is None:
-            wrong.append(f"{row.operator} ({row.shape}; {row.load}): {row.ours.note}, found {dict(row.ours.errors)}")
+    with torch.inference_mode():
+        for case in cases(operators, models, chunks):
+            row = run_case(case, time_on_gpu, peers=peers)
+            print(*lines(row), sep="\n", flush=True)
+            results.add(row.as_dict())
+            if row.ours.milliseconds is None:
+                wrong.append(f"{row.operator} ({row.shape}; {row.load}): {row.ours.note}, found {dict(row.ours.errors)}")
+            del case  # it holds inputs and references of gigabytes, and the next is made before the name is taken anew
+            torch.cuda.empty_cache()
     return wrong

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from longscan.jobs.benchmark.needs import require_gpu
 from longscan.kernels import tuning
 from longscan.kernels.bench.measure import facts, time_on_gpu
@@ -25,7 +26,8 @@ def tune_kernels(operators: Sequence[str], *, folder: Path | None, commit: str |
     wrong: list[str] = []
     for search in searches(operators):
         try:
-            found = tune(search, time_on_gpu)
+            with torch.inference_mode():
+                found = tune(search, time_on_gpu)
         except NotTunable as error:
             wrong.append(str(error))
             continue

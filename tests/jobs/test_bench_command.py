@@ -10,6 +10,8 @@ import torch
 from longscan.jobs import bench
 from longscan.kernels import compile as ahead
 from longscan.kernels import tuning
+from longscan.kernels.bench.case import Candidate, Case
+from longscan.kernels.bench.limits import Work
 
 needs_tile = pytest.importorskip("cuda.tile", reason="cuda-tile is only on Linux")
 
@@ -81,3 +83,34 @@ def test_words_that_it_does_not_know(words: list[str], capsys: pytest.CaptureFix
         bench.main(words)
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith("usage: longscan-bench")
+
+
+def test_kernels_tells_of_rows_and_keeps_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a stand-in for a GPU: one operator that is right, one that is wrong."""
+    known = {
+        "gpu": "a GPU",
+        "driver": "1",
+        "cuda": "13",
+        "versions": {"torch": "2", "fla-core": None},
+        "commit": "abc",
+        "date": "2026-01-01",
+    }
+    known |= {"chip": {"copy_bytes_a_second": 4.2e12, "product_flops_a_second": 7e14}, "timing": "median"}
+    rows = [("ssd", 1e-3), ("conv1d", 1.0)]
+    cases = [Case(name, "small", "two", Work(4.3e9), Candidate("longscan", lambda: None, lambda e=error: {"y": e})) for name, error in rows]
+    for name, value in (
+        ("require_gpu", lambda _: None),
+        ("facts", lambda _: known),
+        ("cases", lambda *_: iter(cases)),
+        ("time_on_gpu", lambda _: 2e-3),
+    ):
+        monkeypatch.setattr(f"longscan.jobs.benchmark.operators.{name}", value)
+    assert bench.main(["kernels", "--operator", "ssd", "--json", str(tmp_path / "kept.json")]) == 1
+    out, err = capsys.readouterr()
+    assert "copies 4.20 TB/s and multiplies 700 TFLOP/s" in out
+    assert "fla-core not installed" in out
+    assert "2.0000 ms  2.00 x the limit of 1.0000 ms (bytes)" in out
+    assert err.startswith("longscan-bench: wrong: conv1d (small; two): wrong: more than 0.02")
+    kept = json.loads((tmp_path / "kept.json").read_text())
+    assert [row["longscan"]["milliseconds"] for row in kept["rows"]] == [2.0, None]
+    assert kept["facts"] == known
