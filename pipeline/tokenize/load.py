@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from longscan.pipeline.errors import ModelError
 from longscan.pipeline.tokenize.tokenizer import TextTokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
+SENTENCEPIECE_FILE = "tokenizer.model"
 WANTED = "set model.tokenizer to the folder or hub id of the tokenizer that the model was trained with"
 
 
@@ -25,6 +27,11 @@ def load_tokenizer(path: str, *, parse_special: bool = False) -> TextTokenizer:
     source = f"tokenizer {path!r}"
     if not path or not Path(path).is_dir():
         raise ModelError(f"{source}: expected a folder, found none; {WANTED}")
+    if not (Path(path) / TOKENIZER_FILE).is_file() and (Path(path) / SENTENCEPIECE_FILE).is_file() and not _names_class(Path(path)):
+        raise ModelError(
+            f"{source}: expected a {TOKENIZER_FILE}, or a tokenizer_config.json whose tokenizer_class says what {SENTENCEPIECE_FILE} "
+            f"is for; without, its special tokens are guessed. Convert it, or {WANTED}"
+        )
     try:
         loaded = _load(path)
     except Exception as error:  # a damaged file makes transformers raise anything from KeyError to bare Exception
@@ -49,6 +56,13 @@ def _load(path: str) -> Any:
 
     kind = PreTrainedTokenizerFast if (Path(path) / TOKENIZER_FILE).is_file() else AutoTokenizer
     return kind.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+
+
+def _names_class(folder: Path) -> bool:
+    try:
+        return bool(json.loads((folder / "tokenizer_config.json").read_bytes()).get("tokenizer_class"))
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _first_line(error: Exception) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 import subprocess
 import sys
@@ -114,3 +116,33 @@ def test_two_threads_work_side_by_side(neox_file: Path, novels: str) -> None:
             spent.append(time.process_time() - started)
             assert time.thread_time() - here < 0.05 * spent[-1], "the reader's own thread has next to nothing to do"
     assert spent[1] < 1.4 * spent[0]
+
+
+WHOLE = """
+import hashlib, sys
+import numpy as np
+from tokenizers import Tokenizer
+
+tokenizer = Tokenizer.from_file(sys.argv[1])
+tokenizer.post_processor, tokenizer.encode_special_tokens = None, True
+(encoded,) = tokenizer.encode_batch_fast([open(sys.argv[2], encoding="utf-8", newline="").read()], add_special_tokens=False)
+ids = np.array(encoded.ids, dtype=np.int32)
+print(len(ids), hashlib.sha256(ids.tobytes()).hexdigest())
+"""
+
+
+def test_ids_of_a_dictionary_of_forty_megabytes_are_those_of_one_call(neox_file: Path, tmp_path: Path) -> None:
+    """Debian's dict-gcide, 12.8 million tokens. The one call takes some 7 GB, in a process of its own."""
+    subprocess.run(["apt-get", "download", "dict-gcide"], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(["dpkg", "-x", str(next(tmp_path.glob("*.deb"))), "."], cwd=tmp_path, check=True)
+    text = gzip.decompress(next(tmp_path.rglob("gcide.dict.dz")).read_bytes()).decode("utf-8", "replace")
+    (tmp_path / "text").write_bytes(text.encode())
+    command = [sys.executable, "-c", WHOLE, str(neox_file), str(tmp_path / "text")]
+    expected = subprocess.run(command, check=True, capture_output=True, text=True, timeout=500).stdout.split()
+    digest, count = hashlib.sha256(), 0
+    with DocumentTokenizer(TextTokenizer(Tokenizer.from_file(str(neox_file))), vocab_size=50288, workers=2) as tested:
+        for block in tested.stream(document(text)).blocks:
+            digest.update(block.ids.tobytes())
+            count += len(block.ids)
+    assert count > 12_000_000
+    assert [str(count), digest.hexdigest()] == expected

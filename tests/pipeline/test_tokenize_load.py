@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece as sentencepiece_library
+from fakes import LINES
 from longscan.pipeline.errors import ModelError
 from longscan.pipeline.tokenize import TextTokenizer, check_fits, load_tokenizer
 from tokenizer_zoo import PROVEN, WORDS
@@ -76,6 +78,67 @@ def test_vocabulary_and_merges_without_a_tokenizer_file_are_converted(tmp_path: 
     write(tmp_path, tokenizer_config={"tokenizer_class": "GPT2Tokenizer"}, config={"model_type": "gpt2"})
     original.model.save(str(tmp_path))
     assert ids(load_tokenizer(str(tmp_path)), WORDS) == original.encode(WORDS, add_special_tokens=False).ids
+
+
+def sentencepiece(folder: Path) -> sentencepiece_library.SentencePieceProcessor:
+    """tokenizer.model of a BPE made the way that Llama's and Mistral's is: texts as they are, unknown characters as bytes."""
+    (folder / "corpus").write_text("\n".join(LINES * 20), "utf-8")
+    sentencepiece_library.SentencePieceTrainer.train(
+        input=str(folder / "corpus"),
+        model_prefix=str(folder / "tokenizer"),
+        model_type="bpe",
+        vocab_size=360,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        unk_id=0,
+        bos_id=1,
+        eos_id=2,
+        minloglevel=2,
+    )
+    return sentencepiece_library.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+
+
+def test_a_sentencepiece_model_gives_its_own_ids(tmp_path: Path) -> None:
+    original = sentencepiece(tmp_path)
+    config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "legacy": False}
+    loaded = load_tokenizer(write(tmp_path, config=MAMBA2, tokenizer_config=config))
+    assert (loaded.bos_id, loaded.eos_id) == (1, 2)
+    # Not texts that begin with a space: transformers' class puts no second one before them, as SentencePiece does.
+    for text in ("It is a truth  universally\n\nacknowledged", "a é字"):
+        assert ids(loaded, text) == original.encode(text)
+
+
+def test_a_sentencepiece_model_of_no_class_is_refused(tmp_path: Path) -> None:
+    """By the model's type it would get GPT-NeoX's class, and an end-of-text token that it does not have."""
+    sentencepiece(tmp_path)
+    with pytest.raises(ModelError, match=r"whose tokenizer_class says what tokenizer\.model is for"):
+        load_tokenizer(write(tmp_path, config=MAMBA2))
+    (tmp_path / "tokenizer.model").rename(tmp_path / "tokenizer.model.v3")
+    with pytest.raises(ModelError, match="found no vocabulary"):
+        load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "special"),
+    [
+        ("neox", "<|end|>"),
+        ("llama2", "</s>"),
+        ("llama3", "<|begin_of_text|>"),
+        ("mistral_v3", "[INST]"),
+        ("qwen", "<|im_start|>"),
+        ("o200k", "<|x|>"),
+    ],
+)
+def test_special_tokens_of_every_family_are_text_unless_parsed(name: str, special: str, tmp_path: Path) -> None:
+    backend = copy("llama2" if name == "mistral_v3" else name)
+    if backend.token_to_id(special) is None:
+        backend.add_special_tokens([special])
+    path, own = write(tmp_path, backend), backend.token_to_id(special)
+    loaded, parsing = load_tokenizer(path), load_tokenizer(path, parse_special=True)
+    assert own not in ids(loaded, f"a{special}b")
+    assert ids(parsing, f"a{special}b").count(own) == 1
+    assert loaded.parse_special < parsing.parse_special
 
 
 @pytest.mark.parametrize(
