@@ -22,7 +22,7 @@ from types import FrameType
 from longscan.jobs.compose import compose_job, spelled_keys
 from longscan.pipeline.config import DEMO, JobConfig
 from longscan.pipeline.errors import LongscanError, Stopped, again
-from longscan.pipeline.storage import redact
+from longscan.pipeline.storage import printable
 
 log = logging.getLogger("longscan")
 
@@ -62,9 +62,7 @@ def _run(config: JobConfig) -> int:
     if not isinstance(outcome, dict):
         print(outcome)
         return 0
-    log.info(
-        "done: %d documents, %d errors, %d tokens in %s", *map(outcome.get, ("documents", "errors", "tokens")), redact(config.output.path)
-    )
+    log.info("done: %d documents, %d errors, %d tokens in %s", *map(outcome.get, ("documents", "errors", "tokens")), config.output.path)
     if demo:
         from longscan.jobs.demo.table import render
 
@@ -72,8 +70,15 @@ def _run(config: JobConfig) -> int:
     return 0
 
 
+class _Printable(logging.Formatter):
+    """Lines that a terminal takes as they are meant: no control characters of a file's name or of data in them, and no secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 def _fail(error: LongscanError) -> int:
-    print(f"longscan: error: {error}", file=sys.stderr)
+    print(printable(f"longscan: error: {error}"), file=sys.stderr)
     return error.exit_code
 
 
@@ -96,7 +101,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 def _logging() -> Iterator[None]:
     """While it lasts, longscan speaks on standard error; other libraries keep their warnings to themselves."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(_Printable("%(asctime)s %(message)s", "%H:%M:%S"))
     log.addHandler(handler)
     level = log.level
     log.setLevel(logging.INFO)

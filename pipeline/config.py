@@ -46,6 +46,7 @@ class InputConfig:
     positions_column: str | None = None
     positions_unit: str = "chars"
     passthrough: list[str] = field(default_factory=list)
+    max_document_bytes: int | None = None
 
 
 @dataclass
@@ -176,6 +177,8 @@ def _problems(config: JobConfig) -> Iterator[Problem]:
     yield from _auto_or_number("output.shard_tokens", config.output.shard_tokens)
     yield from _at_least("max_errors", config.max_errors, 0)
     yield from _at_least("seed", config.seed, 0)
+    if config.input.max_document_bytes is not None:
+        yield from _at_least("input.max_document_bytes", config.input.max_document_bytes, 1)
     if config.limit is not None:
         yield from _at_least("limit", config.limit, 1)
 

@@ -37,10 +37,18 @@ def run_facts(
         task["score"] = asdict(config.task.score)
     content = ("tokens_column", config.input.tokens_column) if config.input.tokens_column else ("text_column", config.input.text_column)
     places = {name: getattr(config.input, name) for name in ("positions_column", "positions_unit") if config.input.positions_column}
+    most = config.input.max_document_bytes
+    limits = {} if most is None else {"max_document_bytes": most}
     names = ("dtype", "add_bos", "append_eos", "decay_scale")
     return {
         "model": {**model, **{name: getattr(config.model, name) for name in names}},
-        "input": {content[0]: content[1], **places, "id_column": config.input.id_column, "passthrough": list(config.input.passthrough)},
+        "input": {
+            content[0]: content[1],
+            **places,
+            **limits,
+            "id_column": config.input.id_column,
+            "passthrough": list(config.input.passthrough),
+        },
         "task": task,
         "engine": {"backend": backend, "segment_tokens": config.engine.segment_tokens, "reset_tokens": config.engine.reset_tokens},
         "limit": config.limit,

@@ -7,6 +7,7 @@ attempt the same. The file cannot be got at (InputError): that may pass, so the 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -85,8 +86,28 @@ class ParquetSource:
         """Rows of the batches from the next one on."""
         self._parquet.reader.set_batch_size(rows)
 
+    def check_unchanged(self) -> None:
+        """Raise InputError where the file has changed since it was planned with: the shard fails, and its next attempt finds out at once.
+
+        A local file that was replaced by another is still read as it was; one that was written over is not.
+        """
+        try:
+            if isinstance(self._handle, pa.OSFile):
+                status = os.fstat(self._handle.fileno())
+                size, version = status.st_size, f"mtime_ns:{status.st_mtime_ns}"
+            else:
+                size, version = current_version(locate(self.file.path))
+        except Exception as error:  # each file system has exceptions of its own
+            raise InputError(f"{self.file.name}: cannot be looked at again: {_spelled(error)}") from error
+        if self._differs(size, version):
+            raise InputError(f"{self.file.name}: changed while it was read")
+
     def close(self) -> None:
         self._handle.close()
+
+    def _differs(self, size: int, version: str) -> bool:
+        comparable = version.partition(":")[0] == self.file.version.partition(":")[0]
+        return size != self.file.size or (comparable and version != self.file.version)
 
     def _open(self, buffer_size: int) -> None:
         options = {"pre_buffer": False, "buffer_size": buffer_size, "page_checksum_verification": True}
@@ -102,8 +123,7 @@ class ParquetSource:
 
     def _check_unchanged(self, file: SourceFile) -> None:
         size, version = current_version(locate(file.path))
-        comparable = version.partition(":")[0] == file.version.partition(":")[0]
-        if size != file.size or (comparable and version != file.version):
+        if self._differs(size, version):
             raise Unreadable(
                 "FileChanged",
                 f"expected the file that the run was planned with, of {file.size} bytes and version {file.version!r}, "

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Collection, Generator, Iterator
 
 import pyarrow as pa
-from longscan.pipeline.columns import BadRow, Columns, decode
+from longscan.pipeline.columns import Bad, BadRow, Columns, Row, decode
 from longscan.pipeline.config import InputConfig
 from longscan.pipeline.meter import Meter
 from longscan.pipeline.parquet import GroupRows, ParquetSource, Unreadable
@@ -28,6 +28,7 @@ class Reader:
         """
         self._meter = meter or Meter()
         self._columns = Columns.of(config)
+        self._most_bytes = config.max_document_bytes
         self._passthrough = passthrough
         self._parked: tuple[tuple[str, int, int], GroupRows] | None = None
         self._lock = threading.Lock()
@@ -47,6 +48,7 @@ class Reader:
                 fatal = min((row - ordinal for row in unreadable if 0 <= row - ordinal < piece.stop - piece.start), default=None)
                 yield from self._piece(piece, ordinal, opened, careful, None if fatal is None else piece.start + fatal)
                 ordinal += piece.stop - piece.start
+            opened.check_unchanged()
         finally:
             opened.close()
 
@@ -79,6 +81,7 @@ class Reader:
                 yield ErrorRow(n, self._default_id(piece.file, at), piece.file.name, at, "read", error.kind, str(error))
             return
         if piece.stop < rows.num_rows:
+            opened.check_unchanged()
             opened.give_up(rows.source)
             self._park(((piece.file.path, piece.row_group, piece.stop), rows))
 
@@ -87,12 +90,19 @@ class Reader:
         for i, row in enumerate(decode(batch, self._columns, self._passthrough)):
             at, n = _place(piece, first + i, ordinal)
             doc_id = self._default_id(piece.file, at) if row.doc_id is None else row.doc_id
-            if isinstance(row, BadRow):
-                documents.append(ErrorRow(n, doc_id, piece.file.name, at, "read", row.bad.kind, str(row.bad)))
-            else:
+            bad = row.bad if isinstance(row, BadRow) else self._too_long(row)
+            if bad is not None:
+                documents.append(ErrorRow(n, doc_id, piece.file.name, at, "read", bad.kind, str(bad)))
+            elif not isinstance(row, BadRow):
                 assert doc_id is not None
                 documents.append(Document(n, doc_id, piece.file.name, at, row.text, row.token_ids, row.passthrough, row.positions))
         return documents
+
+    def _too_long(self, row: Row) -> Bad | None:
+        size = row.text.nbytes if row.text is not None else row.token_ids.nbytes if row.token_ids is not None else 0
+        if self._most_bytes is None or size <= self._most_bytes:
+            return None
+        return Bad("TooLong", f"expected at most {self._most_bytes} bytes (input.max_document_bytes), found {size}")
 
     def _default_id(self, file: SourceFile, row: int) -> str | None:
         """`<name>#<row>`; None where the input has an id column, which alone gives ids."""
@@ -129,11 +139,18 @@ class _Opened:
 
     def source(self, file: SourceFile) -> ParquetSource:
         if self._source is None or self._source.file.path != file.path:
+            self.check_unchanged()
             self.close()
             self._source = ParquetSource(file)
         return self._source
 
+    def check_unchanged(self) -> None:
+        """Raise InputError where the file that is open has changed since the plan: what was read of it may be of two versions."""
+        if self._source is not None:
+            self._source.check_unchanged()
+
     def take_over(self, source: ParquetSource) -> None:
+        self.check_unchanged()
         self.close()
         self._source = source
 

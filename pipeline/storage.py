@@ -29,6 +29,7 @@ OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "oss",
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::[A-Za-z][A-Za-z0-9+.-]+)*://")
 _USER = re.compile(r"(?<=://)[^/\s'\"]*@")
 _QUERY = re.compile(r"(?<=://)([^\s'\"?]*)\?[^\s'\"]*")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -36,6 +37,11 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 def redact(text: str) -> str:
     """`text` with every secret of the URIs in it masked: user and password, and the query. Local paths stay as they are."""
     return _QUERY.sub(r"\1?***", _USER.sub("***@", text))
+
+
+def printable(text: str) -> str:
+    """The same with every control character but line feeds and tabs written as an escape: a terminal obeys them."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), redact(text))
 
 
 def is_uri(path: str) -> bool:

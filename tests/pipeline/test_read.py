@@ -351,6 +351,40 @@ def test_a_file_that_changed_since_the_plan(tmp_path: Path) -> None:
     assert "run it again with a new output" in str(found[0])
 
 
+def test_a_file_that_changes_while_it_is_read_fails_the_shard(tmp_path: Path) -> None:
+    """Its rows may be of two versions: none of them counts, and the next attempt finds a file that is not the planned one."""
+    path = write(tmp_path / "x.parquet", {"text": ["a", "b"]})
+    reader, (shard,) = shards(path, InputConfig())
+    rows = reader.read(shard)
+    next(rows)
+    with path.open("r+b") as file:
+        file.seek(4)
+        file.write(b"?")
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(InputError, match=r"x\.parquet: changed while it was read"):
+        list(rows)
+    assert kinds(list(reader.read(shard))) == ["FileChanged"] * 2
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_read_as_it_was(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.parquet", {"text": ["a", "b"]})
+    reader, (shard,) = shards(path, InputConfig())
+    rows = reader.read(shard)
+    found = [next(rows)]
+    write(tmp_path / "y.parquet", {"text": ["c", "d", "e"]}).replace(path)
+    assert kinds(found + list(rows)) == ["", ""]
+    assert kinds(list(reader.read(shard))) == ["FileChanged"] * 2
+
+
+def test_a_document_that_is_longer_than_allowed_is_an_error_row(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.parquet", {"text": ["é" * 5, "e" * 11, ""], "ids": [[1, 2], [1, 2, 3], []]})
+    for config, wrong in ((InputConfig(max_document_bytes=10), 11), (InputConfig(tokens_column="ids", max_document_bytes=8), 12)):
+        reader, (shard,) = shards(path, config)
+        found = list(reader.read(shard))
+        assert kinds(found) == ["", "TooLong", ""]
+        assert f"expected at most {config.max_document_bytes} bytes (input.max_document_bytes), found {wrong}" in str(found[1])
+
+
 def test_a_file_that_is_gone_fails_the_shard_and_not_its_rows(tmp_path: Path) -> None:
     """It may be a disk that is not mounted: another attempt, or another worker, may find it."""
     path = write(tmp_path / "x.parquet", {"text": ["a", "b"]})

@@ -21,6 +21,7 @@ from longscan.pipeline.storage import (
     create_exclusive,
     exists,
     locate,
+    printable,
     read_bytes,
     redact,
     remove,
@@ -271,3 +272,8 @@ def test_a_bucket_that_is_not_there_is_not_made() -> None:
 def test_other_errors_pass_through(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), writing(locate(str(tmp_path))):
         _ = 1 // 0
+
+
+def test_what_is_shown_to_a_terminal_is_obeyed_by_none() -> None:
+    shown = printable("a\x1b[2Jb\x07\r\n\tc\x9b31m\u202e and s3://k:s3cr3t@b/x, häßlich 文")
+    assert shown == "a\\x1b[2Jb\\x07\\r\n\tc\\x9b31m\\u202e and s3://***@b/x, häßlich 文"
