@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 TILE = 64
@@ -66,6 +67,8 @@ class Segments:
     """Position of the entry's first token in the document, in tiles."""
     lane_in: torch.Tensor
     lane_out: torch.Tensor
+    order: torch.Tensor
+    """Entries, those of most tiles first: where each is a chain of tiles, blocks that begin first should be the longest."""
     tile_entry: torch.Tensor
     """[num_tiles]: the entry that a tile belongs to, -1 where it belongs to none."""
     span_tiles: int | None = None
@@ -96,22 +99,20 @@ class Segments:
             raise ValueError(f"span_tiles: expected at least 1, got {span_tiles}")
         if count < len(entries):
             raise ValueError(f"slots: expected at least {len(entries)} (the entries), got {count}")
-        rows = [(entry.first_tile, entry.num_tokens, entry.position // TILE, entry.lane_in, entry.lane_out) for entry in entries]
-        rows += [(0, 0, 0, NO_LANE, NO_LANE)] * (count - len(entries))
+        order = sorted(range(len(entries)), key=lambda e: -entries[e].num_tokens)
+        rows = [(e.first_tile, e.num_tokens, e.position // TILE, e.lane_in, e.lane_out, o) for e, o in zip(entries, order, strict=True)]
+        rows += [(0, 0, 0, NO_LANE, NO_LANE, e) for e in range(len(entries), count)]
         # One buffer, so that a step costs one copy to the device; every array in it begins on 16 bytes, which kernels are compiled for.
         stride = -(-count // 4) * 4
-        flat = np.zeros(5 * stride + num_tiles, dtype=np.int32)
-        flat[: 5 * stride].reshape(5, stride)[:, :count] = np.array(rows, dtype=np.int32).reshape(count, 5).T
-        tile_entry = flat[5 * stride :]
+        flat = np.zeros(6 * stride + num_tiles, dtype=np.int32)
+        flat[: 6 * stride].reshape(6, stride)[:, :count] = np.array(rows, dtype=np.int32).reshape(count, 6).T
+        tile_entry = flat[6 * stride :]
         tile_entry[:] = -1
         for e, entry in enumerate(entries):
             tile_entry[entry.first_tile : entry.first_tile + entry.num_tiles] = e
-        on_host = torch.from_numpy(flat)
-        # From pinned memory: a plain copy would make the host wait for all that the device has queued.
-        on_device = on_host.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else on_host.to(device)
-        first_tile, num_tokens, position_tile, lane_in, lane_out = on_device[: 5 * stride].view(5, stride)[:, :count].unbind(0)
-        arrays = (first_tile, num_tokens, position_tile, lane_in, lane_out, on_device[5 * stride :])
-        return cls(tuple(entries), num_tiles, *arrays, span_tiles=span_tiles)
+        on_device = to_device(flat, device)
+        arrays = on_device[: 6 * stride].view(6, stride)[:, :count].unbind(0)
+        return cls(tuple(entries), num_tiles, *arrays, on_device[6 * stride :], span_tiles=span_tiles)
 
     @property
     def num_rows(self) -> int:
@@ -129,6 +130,12 @@ class Segments:
         for entry in self.entries:
             mask[entry.rows] = True
         return mask
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device | str) -> torch.Tensor:
+    """A copy of `array` on `device`: to a GPU from pinned memory, since a plain copy makes the host wait for all that is queued there."""
+    on_host = torch.from_numpy(array)
+    return on_host.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else on_host.to(device)
 
 
 def _check(entries: Sequence[Entry], num_tiles: int) -> None:

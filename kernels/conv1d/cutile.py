@@ -1,9 +1,12 @@
 """The short causal convolution on CUDA Tile. Bound by memory: each input is read once from it, the neighbours come from L1.
 
-A tile cannot be shifted by a row in registers, so rows are taken in phases: a block's 64 rows are 4 groups of 16, and
-phase b is the tile of the rows b, 16 + b, 32 + b, 48 + b. What precedes phase b is phase b - 1, whole, already in registers.
-Only what precedes phase 0 is gathered anew. The first rows of an entry, which follow a tail and not the rows above them, are
-done over by the launch that keeps the tails: a branch for them in the first one costs every block a change of layout.
+A tile cannot be shifted by a row in registers, so rows are taken in phases: a block's 32 rows are 4 groups of 8, and
+phase b is the tile of the rows b, 8 + b, 16 + b, 24 + b. What precedes phase b is phase b - 1, whole, already in registers.
+Only what precedes phase 0 is gathered anew. All phases are loaded before the first is worked on, and without a check of bounds,
+which blocks fit exactly: a check is a branch, and keeps each load waiting for the one before it.
+
+The first rows of an entry, which follow a tail and not the rows above them, are done over by the launch that keeps the tails:
+a branch for them in the first one costs every block a change of layout.
 """
 
 from __future__ import annotations
@@ -11,12 +14,15 @@ from __future__ import annotations
 import cuda.tile as ct
 import torch
 from longscan.kernels.segments import TILE, Segments
+from longscan.kernels.tuning import tuned
 
 CI = ct.Constant[int]
 CB = ct.Constant[bool]
 
-PHASES = 16
-GROUPS = TILE // PHASES
+PHASES = 8
+GROUPS = 4
+ROWS = GROUPS * PHASES
+"""Rows of a block, a divisor of a tile's."""
 CHANNELS = 256
 """Channels of a block at most: 16 bytes a thread and load."""
 
@@ -32,34 +38,37 @@ def activate(y, silu: CB):  # type: ignore[no-untyped-def]
 
 @ct.kernel(occupancy=4)
 def convolve(x_TC, x_AUC, weight_KC, bias_C, y_AUC, tile_entry, K: CI, BLOCK: CI, SILU: CB):  # type: ignore[no-untyped-def]
-    """y_t = act(bias + sum_k weight_k x_{t - K + 1 + k}) over 64 rows and BLOCK channels, as if the rows above an entry were its own.
+    """y_t = act(bias + sum_k weight_k x_{t - K + 1 + k}) over 32 rows and BLOCK channels, as if the rows above an entry were its own.
 
-    x_TC, and the same as x_AUC [T / 16, 16, C], y_AUC: bf16 or fp16; weight_KC, bias_C: fp32.
-    Grid: (C / BLOCK, T / 64), all in parallel.
+    x_TC, and the same as x_AUC [T / 8, 8, C], y_AUC: bf16 or fp16; weight_KC, bias_C: fp32.
+    Grid: (C / BLOCK, T / 32), all in parallel.
     """
     c = ct.bid(0)
-    tile = ct.bid(1)
-    if ct.load(tile_entry, (tile,), (1,)).item() < 0:
+    block = ct.bid(1)
+    if ct.load(tile_entry, (block // (TILE // ROWS),), (1,)).item() < 0:
         for b in ct.static_iter(range(PHASES)):
-            ct.store(y_AUC, (tile, b, c), ct.zeros((GROUPS, 1, BLOCK), dtype=y_AUC.dtype), allow_tma=False)
+            ct.store(y_AUC, (block, b, c), ct.zeros((GROUPS, 1, BLOCK), dtype=y_AUC.dtype), allow_tma=False, check_bounds=False)
     else:
         inputs = ()
         channel = (c * BLOCK + ct.arange(BLOCK, dtype=ct.int32)).reshape((1, BLOCK))
         for k in ct.static_iter(range(K - 1)):
-            row = tile * TILE + (ct.arange(GROUPS, dtype=ct.int32) - 1) * PHASES + (PHASES - K + 1 + k)
+            row = block * ROWS + (ct.arange(GROUPS, dtype=ct.int32) - 1) * PHASES + (PHASES - K + 1 + k)
             above = ct.gather(x_TC, (ct.maximum(row, 0).reshape((GROUPS, 1)), channel), check_bounds=False)
             inputs += (above.astype(ct.float32),)
         taps = ()
         for k in ct.static_iter(range(K)):
-            taps += (ct.load(weight_KC, (k, c), (1, BLOCK), allow_tma=False),)
-        bias = ct.load(bias_C, (c,), (BLOCK,), allow_tma=False).reshape((1, BLOCK))
+            taps += (ct.load(weight_KC, (k, c), (1, BLOCK), allow_tma=False, check_bounds=False),)
+        bias = ct.load(bias_C, (c,), (BLOCK,), allow_tma=False, check_bounds=False).reshape((1, BLOCK))
+        phases = ()
         for b in ct.static_iter(range(PHASES)):
-            x = ct.load(x_AUC, (tile, b, c), (GROUPS, 1, BLOCK), allow_tma=False)
-            inputs += (x.reshape((GROUPS, BLOCK)).astype(ct.float32),)
+            phases += (ct.load(x_AUC, (block, b, c), (GROUPS, 1, BLOCK), allow_tma=False, check_bounds=False),)
+        for b in ct.static_iter(range(PHASES)):
+            inputs += (phases[b].reshape((GROUPS, BLOCK)).astype(ct.float32),)
             y = bias + taps[0] * inputs[b]
             for k in ct.static_iter(range(1, K)):
                 y = y + taps[k] * inputs[b + k]
-            ct.store(y_AUC, (tile, b, c), activate(y, SILU).astype(y_AUC.dtype).reshape((GROUPS, 1, BLOCK)), allow_tma=False)
+            out = activate(y, SILU).astype(y_AUC.dtype).reshape((GROUPS, 1, BLOCK))
+            ct.store(y_AUC, (block, b, c), out, allow_tma=False, check_bounds=False)
 
 
 @ct.kernel(occupancy=8)
@@ -121,10 +130,11 @@ def causal_conv1d(
     bias_C = torch.zeros(C, device=x_TC.device) if bias_C is None else bias_C.float()
     y_TC = torch.empty((T, C), dtype=x_TC.dtype, device=x_TC.device)
     x_AUC, y_AUC = x_TC.unflatten(0, (-1, PHASES)), y_TC.unflatten(0, (-1, PHASES))
-    s, silu, entries = segments, activation == "silu", segments.num_tokens.numel()
+    s, silu, entries = segments, activation == "silu", len(segments.entries)
     stream = torch.cuda.current_stream()
     arguments = (x_TC, x_AUC, weight_KC, bias_C, y_AUC, s.tile_entry, K, block, silu)
-    ct.launch(stream, (C // block, s.num_tiles), convolve, arguments)
+    kernel = tuned(convolve, "conv1d.convolve", C=C, K=K)
+    ct.launch(stream, (C // block, s.num_rows // ROWS), kernel, arguments)
     if entries:
         lanes = (s.first_tile, s.num_tokens, s.lane_in, s.lane_out)
         ct.launch(stream, (C // block, entries), join_tails, (x_TC, weight_KC, bias_C, tail_SKC, y_TC, *lanes, K, block, silu))

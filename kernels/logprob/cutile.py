@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import cuda.tile as ct
 import torch
+from longscan.kernels.tuning import setting, tuned
 
 CI = ct.Constant[int]
 
@@ -25,29 +26,34 @@ def score_rows(hidden_TD, weight_VD, target_T, logprob_T, V: CI, D: CI, ROWS: CI
     """logprob = l[target] - log sum_v exp(l[v]),  l = hidden . weight^T, for ROWS rows.
 
     hidden_TD, weight_VD: bf16 or fp16; target_T: int32, -1 where none is wanted; logprob_T: fp32, NaN there.
-    Grid: (T / ROWS,), rows in parallel; the vocabulary and the width are serial.
+    Grid: (T / ROWS,), rows in parallel; the vocabulary and the width are serial. The target's logit is a product of its own,
+    over two rows: to look for it among all logits costs as much as their exponentials.
     """
     block = ct.bid(0)
     target = ct.load(target_T, (block,), (ROWS,)).reshape((ROWS, 1))
+    found = ct.zeros((ROWS, 1), dtype=ct.float32)
+    for d in range(D // DEPTH):
+        hidden = ct.load(hidden_TD, (block, d), (ROWS, DEPTH), allow_tma=False).astype(ct.float32)
+        column = (d * DEPTH + ct.arange(DEPTH, dtype=ct.int32)).reshape((1, DEPTH))
+        weight = ct.gather(weight_VD, (ct.maximum(target, 0), column), check_bounds=False)
+        found = found + ct.sum(hidden * weight.astype(ct.float32), 1, keepdims=True)
     largest = ct.full((ROWS, 1), -1e30, dtype=ct.float32)
     total = ct.zeros((ROWS, 1), dtype=ct.float32)
-    found = ct.zeros((ROWS, 1), dtype=ct.float32)
-    column = ct.arange(COLUMNS, dtype=ct.int32).reshape((1, COLUMNS))
     for v in range((V + COLUMNS - 1) // COLUMNS):
         logit = ct.zeros((ROWS, COLUMNS), dtype=ct.float32)
         for d in range(D // DEPTH):
             hidden = ct.load(hidden_TD, (block, d), (ROWS, DEPTH))
             weight = ct.load(weight_VD, (v, d), (COLUMNS, DEPTH), padding_mode=ct.PaddingMode.ZERO)
             logit = ct.mma(hidden, ct.transpose(weight), logit)
-        logit = logit * LOG2_E
-        found = found + ct.sum(ct.where(column == target - v * COLUMNS, logit, 0.0), 1, keepdims=True)
         if V % COLUMNS != 0:
+            column = ct.arange(COLUMNS, dtype=ct.int32).reshape((1, COLUMNS))
             logit = ct.where(column < V - v * COLUMNS, logit, -1e30)
         higher = ct.maximum(largest, ct.max(logit, 1, keepdims=True))
-        total = total * ct.exp2(largest - higher, flush_to_zero=True)
-        total = total + ct.sum(ct.exp2(logit - higher, flush_to_zero=True), 1, keepdims=True)
+        total = total * ct.exp2((largest - higher) * LOG2_E, flush_to_zero=True)
+        total = total + ct.sum(ct.exp2(logit * LOG2_E - higher * LOG2_E, flush_to_zero=True), 1, keepdims=True)
         largest = higher
-    value = (found - largest - ct.log2(total)) * LN_2
+    # The two sums of the target's logit differ in their last bits, and no probability is above one.
+    value = ct.minimum(found - largest - ct.log2(total) * LN_2, 0.0)
     ct.store(logprob_T, (block,), ct.where(target >= 0, value, float("nan")).reshape((ROWS,)))
 
 
@@ -59,6 +65,7 @@ def logprob(hidden_TD: torch.Tensor, weight_VD: torch.Tensor, targets_T: torch.T
     if depth < SHALLOWEST:
         raise ValueError(f"hidden_TD: expected a width that is a multiple of {SHALLOWEST} on cutile, got {D}; use the torch backend")
     logprob_T = torch.empty(T, dtype=torch.float32, device=hidden_TD.device)
-    arguments = (hidden_TD, weight_VD, targets_T.to(torch.int32), logprob_T, V, D, ROWS, COLUMNS, depth)
-    ct.launch(torch.cuda.current_stream(), (-(-T // ROWS),), score_rows, arguments)
+    rows = setting("logprob.score_rows", D=D).sizes.get("ROWS", ROWS)
+    arguments = (hidden_TD, weight_VD, targets_T.to(torch.int32), logprob_T, V, D, rows, COLUMNS, depth)
+    ct.launch(torch.cuda.current_stream(), (-(-T // rows),), tuned(score_rows, "logprob.score_rows", D=D), arguments)
     return logprob_T

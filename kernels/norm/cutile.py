@@ -2,18 +2,20 @@
 
 A tile's sides are powers of two and the widths are not (768, 1536, 2560), so a row is covered by parts of descending
 powers of two: nothing is computed on padding, and an offset is always a whole number of its part's widths. Loads and
-stores go without TMA: a block does one row's worth of work, and TMA's staging costs it the registers of four.
+stores go without TMA: a block does one row's worth of work, and TMA's staging costs it the registers of four. They go
+without a check of bounds as well: parts fit exactly, and a check is a branch that keeps each load waiting for the one before.
 """
 
 from __future__ import annotations
 
 import cuda.tile as ct
 import torch
+from longscan.kernels.tuning import Setting, setting, tuned
 
 CI = ct.Constant[int]
 CB = ct.Constant[bool]
 
-ROW_ELEMENTS = 2048
+ROW_ELEMENTS = 1024
 """Elements of a block where rows are short: as many rows as fit, at least one."""
 NARROWEST = 16
 """The narrowest part of a row: widths are multiples of it."""
@@ -40,16 +42,16 @@ def add_and_norm(x_TD, residual_TD, weight_D, y_TD, eps: float, D: CI, ROWS: CI,
     values = ()
     squares = ct.zeros((ROWS, 1), dtype=ct.float32)
     for at, width in ct.static_iter(parts(D)):
-        value = ct.load(x_TD, (row, at), (ROWS, width), allow_tma=False).astype(ct.float32)
+        value = ct.load(x_TD, (row, at), (ROWS, width), allow_tma=False, check_bounds=False).astype(ct.float32)
         if ADD:
-            value = value + ct.load(residual_TD, (row, at), (ROWS, width), allow_tma=False)
-        ct.store(residual_TD, (row, at), value, allow_tma=False)
+            value = value + ct.load(residual_TD, (row, at), (ROWS, width), allow_tma=False, check_bounds=False)
+        ct.store(residual_TD, (row, at), value, allow_tma=False, check_bounds=False)
         squares = squares + ct.sum(value * value, 1, keepdims=True)
         values += (value,)
     scale = ct.rsqrt(squares / D + eps)
     for i, at, width in ct.static_iter([(i, *part) for i, part in enumerate(parts(D))]):
-        weight = ct.load(weight_D, (at,), (width,), allow_tma=False).astype(ct.float32).reshape((1, width))
-        ct.store(y_TD, (row, at), (values[i] * scale * weight).astype(y_TD.dtype), allow_tma=False)
+        weight = ct.load(weight_D, (at,), (width,), allow_tma=False, check_bounds=False).astype(ct.float32).reshape((1, width))
+        ct.store(y_TD, (row, at), (values[i] * scale * weight).astype(y_TD.dtype), allow_tma=False, check_bounds=False)
 
 
 @ct.kernel(occupancy=4)
@@ -65,8 +67,9 @@ def gate_and_norm(x_TGJ, z_TGJ, weight_GJ, y_TGJ, eps: float, J: CI, ROWS: CI, N
     gates = ()
     squares = ct.zeros((ROWS, 1), dtype=ct.float32)
     for at, width in ct.static_iter(parts(J)):
-        value = ct.load(x_TGJ, (row, g, at), (ROWS, 1, width), allow_tma=False).reshape((ROWS, width)).astype(ct.float32)
-        z = ct.load(z_TGJ, (row, g, at), (ROWS, 1, width), allow_tma=False).reshape((ROWS, width)).astype(ct.float32)
+        x = ct.load(x_TGJ, (row, g, at), (ROWS, 1, width), allow_tma=False, check_bounds=False)
+        value = x.reshape((ROWS, width)).astype(ct.float32)
+        z = ct.load(z_TGJ, (row, g, at), (ROWS, 1, width), allow_tma=False, check_bounds=False).reshape((ROWS, width)).astype(ct.float32)
         denominator = 1.0 + ct.exp2(z * -1.4426950408889634, flush_to_zero=True)
         gate = ct.truediv(z, denominator, rounding_mode=ct.RoundingMode.APPROX, flush_to_zero=True)
         if not NORM_FIRST:
@@ -76,11 +79,11 @@ def gate_and_norm(x_TGJ, z_TGJ, weight_GJ, y_TGJ, eps: float, J: CI, ROWS: CI, N
         gates += (gate,)
     scale = ct.rsqrt(squares / J + eps)
     for i, at, width in ct.static_iter([(i, *part) for i, part in enumerate(parts(J))]):
-        weight = ct.load(weight_GJ, (g, at), (1, width), allow_tma=False).astype(ct.float32)
+        weight = ct.load(weight_GJ, (g, at), (1, width), allow_tma=False, check_bounds=False).astype(ct.float32)
         value = values[i] * scale * weight
         if NORM_FIRST:
             value = value * gates[i]
-        ct.store(y_TGJ, (row, g, at), value.astype(y_TGJ.dtype).reshape((ROWS, 1, width)), allow_tma=False)
+        ct.store(y_TGJ, (row, g, at), value.astype(y_TGJ.dtype).reshape((ROWS, 1, width)), allow_tma=False, check_bounds=False)
 
 
 def rms_norm(
@@ -91,8 +94,9 @@ def rms_norm(
     add = residual_TD is not None
     residual = residual_TD if residual_TD is not None else torch.empty((T, D), dtype=torch.float32, device=x_TD.device)
     y_TD = torch.empty((T, D), dtype=out_dtype, device=x_TD.device)
-    rows = _rows(T, D)
-    ct.launch(torch.cuda.current_stream(), (T // rows,), add_and_norm, (x_TD, residual, weight_D, y_TD, eps, D, rows, add))
+    rows = _rows(T, D, setting("norm.add_and_norm", D=D))
+    kernel = tuned(add_and_norm, "norm.add_and_norm", D=D)
+    ct.launch(torch.cuda.current_stream(), (T // rows,), kernel, (x_TD, residual, weight_D, y_TD, eps, D, rows, add))
     return y_TD, residual
 
 
@@ -102,18 +106,20 @@ def gated_rms_norm(
     """`longscan.kernels.norm.gated_rms_norm`."""
     T, width = x_TI.shape[0], x_TI.shape[1] // groups
     y_TI = torch.empty_like(x_TI, memory_format=torch.contiguous_format)
-    rows = _rows(T, width)
+    rows = _rows(T, width, setting("norm.gate_and_norm", J=width))
+    kernel = tuned(gate_and_norm, "norm.gate_and_norm", J=width)
     x_TGJ, z_TGJ, y_TGJ = (t.unflatten(1, (groups, width)) for t in (x_TI, z_TI, y_TI))
     arguments = (x_TGJ, z_TGJ, weight_I.view(groups, width), y_TGJ, eps, width, rows, norm_before_gate)
-    ct.launch(torch.cuda.current_stream(), (T // rows, groups), gate_and_norm, arguments)
+    ct.launch(torch.cuda.current_stream(), (T // rows, groups), kernel, arguments)
     return y_TI
 
 
-def _rows(T: int, width: int) -> int:
-    """Rows of a block: a power of two that divides T."""
+def _rows(T: int, width: int, setting: Setting) -> int:
+    """Rows of a block: a power of two that divides T, `setting`'s at most."""
     if width % NARROWEST:
         raise ValueError(f"width: expected a multiple of {NARROWEST} on cutile, got {width}; use the torch backend")
+    most = setting.sizes.get("ROWS", ROW_ELEMENTS // width)
     rows = 1
-    while 2 * rows * width <= ROW_ELEMENTS and T % (2 * rows) == 0:
+    while 2 * rows <= most and T % (2 * rows) == 0:
         rows *= 2
     return rows

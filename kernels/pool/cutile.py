@@ -7,11 +7,14 @@ a fortieth of the hidden states, so this second launch is cheap even where one d
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import cuda.tile as ct
+import numpy as np
+import numpy.typing as npt
 import torch
 from longscan.kernels.pool import PoolOutput, PoolState, closed_windows
-from longscan.kernels.segments import TILE, Segments
+from longscan.kernels.segments import TILE, Segments, to_device
 
 CI = ct.Constant[int]
 CB = ct.Constant[bool]
@@ -37,16 +40,16 @@ def fold_tiles(  # type: ignore[no-untyped-def]
     if entry >= 0:
         count = ct.load(num_tokens, (entry,), (1,)).item() - (tile - ct.load(first_tile, (entry,), (1,)).item()) * TILE
         row = ct.arange(TILE, dtype=ct.int32).reshape((TILE, 1))
-        hidden = ct.load(hidden_TD, (tile, c), (TILE, BLOCK), allow_tma=False).astype(ct.float32)
+        hidden = ct.load(hidden_TD, (tile, c), (TILE, BLOCK), allow_tma=False, check_bounds=False).astype(ct.float32)
         if MAX:
             largest = ct.max(ct.where(row < count, hidden, -float("inf")), 0)
-            ct.store(max_AD, (tile, c), largest.reshape((1, BLOCK)), allow_tma=False)
+            ct.store(max_AD, (tile, c), largest.reshape((1, BLOCK)), allow_tma=False, check_bounds=False)
         if SUM:
             wide = ct.where(row < count, hidden, 0.0).astype(ct.float64)
-            ct.store(sum_AD, (tile, c), ct.sum(wide, 0).reshape((1, BLOCK)), allow_tma=False)
+            ct.store(sum_AD, (tile, c), ct.sum(wide, 0).reshape((1, BLOCK)), allow_tma=False, check_bounds=False)
             if WEIGHTED:
                 weighted = ct.sum(wide * (row + 1).astype(ct.float64), 0)
-                ct.store(weighted_AD, (tile, c), weighted.reshape((1, BLOCK)), allow_tma=False)
+                ct.store(weighted_AD, (tile, c), weighted.reshape((1, BLOCK)), allow_tma=False, check_bounds=False)
 
 
 @ct.kernel(occupancy=4)
@@ -97,36 +100,36 @@ def add_tiles(  # type: ignore[no-untyped-def]
         largest = ct.full((1, BLOCK), -float("inf"), dtype=ct.float32)
         if (position % WINDOW > 0) and (source >= 0):
             if MEAN:
-                mean = ct.load(mean_SD, (source, c), (1, BLOCK), allow_tma=False)
+                mean = ct.load(mean_SD, (source, c), (1, BLOCK), allow_tma=False, check_bounds=False)
             if WEIGHTED:
-                weighted = ct.load(weighted_mean_SD, (source, c), (1, BLOCK), allow_tma=False)
+                weighted = ct.load(weighted_mean_SD, (source, c), (1, BLOCK), allow_tma=False, check_bounds=False)
             if MAX:
-                largest = ct.load(max_SD, (source, c), (1, BLOCK), allow_tma=False)
+                largest = ct.load(max_SD, (source, c), (1, BLOCK), allow_tma=False, check_bounds=False)
         for k in range(tiles):
             offset = (position + k) % WINDOW
             if MEAN or WEIGHTED:
-                total = ct.load(sum_AD, (begin + k, c), (1, BLOCK), allow_tma=False)
+                total = ct.load(sum_AD, (begin + k, c), (1, BLOCK), allow_tma=False, check_bounds=False)
                 if MEAN:
                     mean = mean + total
                 if WEIGHTED:
-                    tile_weighted = ct.load(weighted_AD, (begin + k, c), (1, BLOCK), allow_tma=False)
+                    tile_weighted = ct.load(weighted_AD, (begin + k, c), (1, BLOCK), allow_tma=False, check_bounds=False)
                     weighted = weighted + (tile_weighted + total * ct.astype(offset * TILE, ct.float64))
             if MAX:
-                largest = ct.maximum(largest, ct.load(max_AD, (begin + k, c), (1, BLOCK), allow_tma=False))
+                largest = ct.maximum(largest, ct.load(max_AD, (begin + k, c), (1, BLOCK), allow_tma=False, check_bounds=False))
             final = k == tiles - 1
             if (offset == WINDOW - 1) or (final and ended > 0):
                 rows = ct.minimum(tokens - k * TILE, TILE)
                 count = ct.astype(offset * TILE + rows, ct.float64)
                 if MEAN:
-                    ct.store(mean_WD, (window, c), (mean / count).astype(ct.float32), allow_tma=False)
+                    ct.store(mean_WD, (window, c), (mean / count).astype(ct.float32), allow_tma=False, check_bounds=False)
                 if WEIGHTED:
                     vector = weighted / (count * (count + 1.0) / 2.0)
-                    ct.store(weighted_mean_WD, (window, c), vector.astype(ct.float32), allow_tma=False)
+                    ct.store(weighted_mean_WD, (window, c), vector.astype(ct.float32), allow_tma=False, check_bounds=False)
                 if MAX:
-                    ct.store(max_WD, (window, c), largest, allow_tma=False)
+                    ct.store(max_WD, (window, c), largest, allow_tma=False, check_bounds=False)
                 if LAST:
-                    end = ct.load(hidden_TD, ((begin + k) * TILE + rows - 1, c), (1, BLOCK), allow_tma=False)
-                    ct.store(last_WD, (window, c), end.astype(ct.float32), allow_tma=False)
+                    end = ct.load(hidden_TD, ((begin + k) * TILE + rows - 1, c), (1, BLOCK), allow_tma=False, check_bounds=False)
+                    ct.store(last_WD, (window, c), end.astype(ct.float32), allow_tma=False, check_bounds=False)
                 window = window + 1
             if offset == WINDOW - 1:
                 mean = ct.zeros((1, BLOCK), dtype=ct.float64)
@@ -135,11 +138,11 @@ def add_tiles(  # type: ignore[no-untyped-def]
         kept = ct.load(lane_out, (entry,), (1,)).item()
         if kept >= 0:
             if MEAN:
-                ct.store(mean_SD, (kept, c), mean, allow_tma=False)
+                ct.store(mean_SD, (kept, c), mean, allow_tma=False, check_bounds=False)
             if WEIGHTED:
-                ct.store(weighted_mean_SD, (kept, c), weighted, allow_tma=False)
+                ct.store(weighted_mean_SD, (kept, c), weighted, allow_tma=False, check_bounds=False)
             if MAX:
-                ct.store(max_SD, (kept, c), largest, allow_tma=False)
+                ct.store(max_SD, (kept, c), largest, allow_tma=False, check_bounds=False)
 
 
 def pool(
@@ -149,17 +152,17 @@ def pool(
     D = hidden_TD.shape[1]
     block = min(COLUMNS, D & -D)
     summed, weighted, largest = _fold(hidden_TD, poolings, segments, block)
-    ends = torch.tensor([entry.ends for entry in segments.entries], dtype=torch.int32)
-    first = torch.cumsum(ends, 0, dtype=torch.int32) - ends
+    ends = np.array([entry.ends for entry in segments.entries], dtype=np.int32)
+    first = np.cumsum(ends) - ends
     num_ended = int(ends.sum())
     totals = (summed, weighted, largest, hidden_TD)
     documents = _add(totals, state, "", poolings, segments, ENDLESS, first, ends, num_ended, block)
     if window_tokens is None:
         return PoolOutput(documents, {}), state
-    closed = torch.zeros(len(segments.entries) + 1, dtype=torch.int32)
+    closed = np.zeros(len(segments.entries) + 1, dtype=np.int32)
     for run in closed_windows(segments, window_tokens):
         closed[run.entry + 1] += 1
-    first = torch.cumsum(closed, 0, dtype=torch.int32)
+    first = np.cumsum(closed)
     windows = _add(totals, state, "window_", poolings, segments, window_tokens // TILE, first[:-1], ends, int(first[-1]), block)
     return PoolOutput(documents, windows), state
 
@@ -185,8 +188,8 @@ def _add(
     poolings: Sequence[str],
     segments: Segments,
     window: int,
-    first: torch.Tensor,
-    ends: torch.Tensor,
+    first: npt.NDArray[Any],
+    ends: npt.NDArray[Any],
     num_closed: int,
     block: int,
 ) -> dict[str, torch.Tensor]:
@@ -199,13 +202,13 @@ def _add(
     vectors = {name: torch.empty((num_closed if name in poolings else 0, D), device=device) for name in names}
     written = [vectors[name] if vectors[name].numel() else torch.empty((1, D), device=device) for name in names]
     slots = s.num_tokens.numel()
-    by_entry = torch.zeros((2, -(-max(slots, 1) // 4) * 4), dtype=torch.int32)
-    by_entry[0, : first.numel()] = first
-    by_entry[1, : ends.numel()] = ends
-    by_entry = by_entry.to(device)
-    if slots:
+    on_host = np.zeros((2, -(-max(slots, 1) // 4) * 4), dtype=np.int32)
+    on_host[0, : len(first)] = first
+    on_host[1, : len(ends)] = ends
+    by_entry = to_device(on_host, device)
+    if s.entries:
         lanes = (s.first_tile, s.num_tokens, s.position_tile, s.lane_in, s.lane_out, by_entry[0], by_entry[1])
         flags = tuple(name in poolings for name in names)
         arguments = (*totals, *tables, *written, *lanes, block, window, *flags)
-        ct.launch(torch.cuda.current_stream(), (D // block, slots), add_tiles, arguments)
+        ct.launch(torch.cuda.current_stream(), (D // block, len(s.entries)), add_tiles, arguments)
     return {pooling: vectors[pooling] for pooling in poolings}

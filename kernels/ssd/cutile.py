@@ -8,6 +8,9 @@ Exponents are in log2 units. Inside a tile, with a_t = dt_t A log2(e) summed fro
 
     y_i = 2^(a_i) C_i S + sum over j <= i of (C_i . B_j) 2^(a_i - s_j) x_j + D x_i        s_j = a_j - log2(dt_j)
     S'  = 2^(a_last) S + sum over j of 2^(a_last - s_j) B_j x_j^T
+
+C_i . B_j goes from `products` to `scan` as fp16, a sixteenth of it, and the exponent makes up for that: in bf16 its rounding would be
+a third of the error of y, and in fp16 it is nothing for products from 1e-3 to a million.
 """
 
 from __future__ import annotations
@@ -20,19 +23,25 @@ import cuda.tile as ct
 import torch
 from longscan.kernels.segments import TILE, Segments
 from longscan.kernels.ssd.spans import Spans, cut
+from longscan.kernels.tuning import tuned
 
 CI = ct.Constant[int]
 CB = ct.Constant[bool]
 
 LOG2_E = math.log2(math.e)
 HEADS_A_BLOCK = 16
-"""Heads of a block of `time_steps`."""
+"""Heads of a block of `time_steps` at most."""
+CB_SHIFT = 4
+"""C B^T is kept divided by 2 to this power: up to a million it is in fp16's range."""
+CB_MOST = 65504.0
+"""fp16's largest number: where C B^T would pass it, it stays there, finite."""
 NEVER = 1.0e30
 """s_j of a row of padding, or of a time step of zero: 2^(a_i - s_j) is 0."""
 HIGHEST_EXPONENT = 64.0
-"""Bound of a_i - s_j, which is log2(dt_j) at most where it counts: above the diagonal, where products are 0, the power stays finite."""
+"""Bound of a weight's exponent, which is CB_SHIFT + log2(dt_j) at most where it counts; above the diagonal, where products are 0,
+the power stays finite."""
 DECAY, SOURCE, LEFT, SHARE = range(4)
-"""Rows of a tile's vectors: a, s, 2^a and 2^(a_last - s)."""
+"""Rows of a tile's vectors: a, s - CB_SHIFT, 2^a and 2^(a_last - s)."""
 VECTORS = 4
 LATENCY = 8
 """Hint of the loads in loops over tiles; without one, or with a middling one, the compiler buffers some of them badly."""
@@ -47,9 +56,9 @@ STATE_SIZES = (16, 64, 128, 256)
 def time_steps(  # type: ignore[no-untyped-def]
     dt_TH, bias_H, A_H, vectors_HAVQ, tile_entry, first_tile, num_tokens, low: float, high: float, BLOCK: CI
 ):
-    """dt = clamp(softplus(raw + bias), low, high), 0 on rows of padding; then four vectors of each tile: a, s, 2^a, 2^(a_last - s).
+    """dt = clamp(softplus(raw + bias), low, high), 0 on rows of padding; then the four vectors of each tile.
 
-    dt_TH: any float; bias_H, A_H: fp32; vectors_HAVQ: [H, T / 64, 4, 64] fp32, not written in tiles of no entry.
+    dt_TH: any float; bias_H, A_H: fp32, H a multiple of BLOCK; vectors_HAVQ: [H, T / 64, 4, 64] fp32, not written in tiles of no entry.
     Grid: (T / 64, H / BLOCK), all in parallel.
     """
     tile = ct.bid(0)
@@ -57,8 +66,8 @@ def time_steps(  # type: ignore[no-untyped-def]
     entry = ct.load(tile_entry, (tile,), (1,)).item()
     if entry >= 0:
         count = ct.load(num_tokens, (entry,), (1,)).item() - (tile - ct.load(first_tile, (entry,), (1,)).item()) * TILE
-        raw = ct.transpose(ct.load(dt_TH, (tile, h), (TILE, BLOCK), allow_tma=False)).astype(ct.float32)
-        raw = raw + ct.load(bias_H, (h,), (BLOCK,), allow_tma=False).reshape((BLOCK, 1))
+        raw = ct.transpose(ct.load(dt_TH, (tile, h), (TILE, BLOCK), allow_tma=False, check_bounds=False)).astype(ct.float32)
+        raw = raw + ct.load(bias_H, (h,), (BLOCK,), allow_tma=False, check_bounds=False).reshape((BLOCK, 1))
         # log(1 + e), exact where 1 + e rounds: a small time step keeps its relative precision.
         e = ct.exp2(ct.abs(raw) * -LOG2_E)
         one_and_e = 1.0 + e
@@ -66,19 +75,19 @@ def time_steps(  # type: ignore[no-untyped-def]
         log1p = ct.where(one_and_e > 1.0, ct.log(one_and_e) * rounding, e)
         dt = ct.minimum(ct.maximum(ct.maximum(raw, 0.0) + log1p, low), high)
         dt = ct.where(ct.arange(TILE, dtype=ct.int32).reshape((1, TILE)) < count, dt, 0.0)
-        decay = ct.cumsum(dt * (ct.load(A_H, (h,), (BLOCK,), allow_tma=False).reshape((BLOCK, 1)) * LOG2_E), 1)
+        decay = ct.cumsum(dt * (ct.load(A_H, (h,), (BLOCK,), allow_tma=False, check_bounds=False).reshape((BLOCK, 1)) * LOG2_E), 1)
         source = ct.where(dt > 0.0, decay - ct.log2(dt), NEVER)
         share = ct.exp2(ct.extract(decay, (0, TILE - 1), (BLOCK, 1)) - source, flush_to_zero=True)
         left = ct.exp2(decay, flush_to_zero=True)
-        for v, vector in ct.static_iter(((DECAY, decay), (SOURCE, source), (LEFT, left), (SHARE, share))):
-            ct.store(vectors_HAVQ, (h, tile, v, 0), vector.reshape((BLOCK, 1, 1, TILE)), allow_tma=False)
+        for v, vector in ct.static_iter(((DECAY, decay), (SOURCE, source - CB_SHIFT), (LEFT, left), (SHARE, share))):
+            ct.store(vectors_HAVQ, (h, tile, v, 0), vector.reshape((BLOCK, 1, 1, TILE)), allow_tma=False, check_bounds=False)
 
 
 @ct.kernel(occupancy=2)
 def products(B_TX, C_TX, cb_RQ, y_TI, tile_entry, HEADS: CI, N: CI, P: CI):  # type: ignore[no-untyped-def]
-    """cb = C B^T of one tile and group, zero above the diagonal; zeros to y where the tile belongs to no entry.
+    """cb = C B^T / 2^CB_SHIFT of one tile and group, zero above the diagonal; zeros to y where the tile belongs to no entry.
 
-    B_TX, C_TX: [T, G N] bf16 or fp16; cb_RQ: [G T, 64], theirs, group by group; y_TI: [T, H P]; HEADS: of a group.
+    B_TX, C_TX: [T, G N] bf16 or fp16; cb_RQ: [G T, 64] fp16, group by group; y_TI: [T, H P]; HEADS: of a group.
     Grid: (T / 64, G), all in parallel.
     """
     tile = ct.bid(0)
@@ -89,11 +98,12 @@ def products(B_TX, C_TX, cb_RQ, y_TI, tile_entry, HEADS: CI, N: CI, P: CI):  # t
         cb = ct.mma(c, ct.transpose(b), ct.zeros((TILE, TILE), dtype=ct.float32))
         row = ct.arange(TILE, dtype=ct.int32).reshape((TILE, 1))
         column = ct.arange(TILE, dtype=ct.int32).reshape((1, TILE))
+        cb = ct.minimum(ct.maximum(cb * 2.0**-CB_SHIFT, -CB_MOST), CB_MOST)
         cb = ct.where(row >= column, cb, 0.0).astype(cb_RQ.dtype)
         ct.store(cb_RQ, (g * ct.num_tiles(B_TX, 0, (TILE, N)) + tile, 0), cb)
     else:
         for h in range(HEADS):
-            ct.store(y_TI, (tile, g * HEADS + h), ct.zeros((TILE, P), dtype=y_TI.dtype), allow_tma=False)
+            ct.store(y_TI, (tile, g * HEADS + h), ct.zeros((TILE, P), dtype=y_TI.dtype), allow_tma=False, check_bounds=False)
 
 
 def _tile(  # type: ignore[no-untyped-def]
@@ -140,6 +150,7 @@ def scan(  # type: ignore[no-untyped-def]
     num_tokens,
     lane_in,
     lane_out,
+    order,
     H: CI,
     G_HEADS: CI,
     HEADS: CI,
@@ -149,13 +160,13 @@ def scan(  # type: ignore[no-untyped-def]
 ):
     """The recurrence over one entry for HEADS heads of a group, which share the reads of B and C.
 
-    x_TI, z_TI: [T, H P]; B_TX, C_TX: [T, G N]; cb_RQ: as `products` leaves it; all bf16 or fp16; y_TI: [T, H P], theirs.
+    x_TI, z_TI: [T, H P]; B_TX, C_TX: [T, G N], bf16 or fp16; cb_RQ: as `products` leaves it; y_TI: [T, H P], as x_TI.
     vectors_RQ: [H T / 16, 64], as `time_steps` leaves them; D_H: fp32.
     ssm_RP: [S H N, P] fp32, the table of states, read at lane_in and written at lane_out, in place.
-    Grid: (H / HEADS, E), all in parallel; the tiles of an entry are serial. An entry of no tokens has no lanes and does nothing.
+    Grid: (H / HEADS, E), all in parallel, entries by `order`; the tiles of an entry are serial.
     """
     first_head = ct.bid(0) * HEADS
-    entry = ct.bid(1)
+    entry = ct.load(order, (ct.bid(1),), (1,)).item()
     first = ct.load(first_tile, (entry,), (1,)).item()
     tiles = (ct.load(num_tokens, (entry,), (1,)).item() + (TILE - 1)) // TILE
     source = ct.load(lane_in, (entry,), (1,)).item()
@@ -166,7 +177,7 @@ def scan(  # type: ignore[no-untyped-def]
         state_PN = ct.zeros((P, N), dtype=ct.float32)
         if source >= 0:
             # Without TMA: its staging would take the shared memory that lets the loop's loads run ahead.
-            state_PN = ct.transpose(ct.load(ssm_RP, (source * H + first_head + k, 0), (N, P), allow_tma=False))
+            state_PN = ct.transpose(ct.load(ssm_RP, (source * H + first_head + k, 0), (N, P), allow_tma=False, check_bounds=False))
         states += (state_PN,)
         skips += (ct.load(D_H, (first_head + k,), (1,)).reshape((1, 1)),)
     for tile in range(first, first + tiles):
@@ -179,7 +190,7 @@ def scan(  # type: ignore[no-untyped-def]
         states = after
     if kept >= 0:
         for k in ct.static_iter(range(HEADS)):
-            ct.store(ssm_RP, (kept * H + first_head + k, 0), ct.transpose(states[k]), allow_tma=False)
+            ct.store(ssm_RP, (kept * H + first_head + k, 0), ct.transpose(states[k]), allow_tma=False, check_bounds=False)
 
 
 @ct.kernel(occupancy=2)
@@ -205,8 +216,8 @@ def span_ends(  # type: ignore[no-untyped-def]
             written_PQ = (x_PQ.astype(ct.float32) * ct.extract(vectors, (SHARE, 0), (1, TILE))).astype(x_TI.dtype)
             state_PN = ct.mma(written_PQ, b_QN, state_PN * ct.extract(vectors, (LEFT, TILE - 1), (1, 1)))
             decay = decay + ct.extract(vectors, (DECAY, TILE - 1), (1, 1))
-        ct.store(state_RP, (span * H + h, 0), ct.transpose(state_PN), allow_tma=False)
-        ct.store(left_KH, (span, h), ct.exp2(decay, flush_to_zero=True), allow_tma=False)
+        ct.store(state_RP, (span * H + h, 0), ct.transpose(state_PN), allow_tma=False, check_bounds=False)
+        ct.store(left_KH, (span, h), ct.exp2(decay, flush_to_zero=True), allow_tma=False, check_bounds=False)
 
 
 @ct.kernel(occupancy=8)
@@ -228,17 +239,17 @@ def span_starts(  # type: ignore[no-untyped-def]
     kept = ct.load(lane_out, (entry,), (1,)).item()
     state = ct.zeros((ROWS, P), dtype=ct.float32)
     if source >= 0:
-        state = ct.load(ssm_RP, (source * blocks + block, 0), (ROWS, P), allow_tma=False)
+        state = ct.load(ssm_RP, (source * blocks + block, 0), (ROWS, P), allow_tma=False, check_bounds=False)
     for span in range(first, first + ct.load(num_spans, (entry,), (1,)).item()):
         end = ct.zeros((ROWS, P), dtype=ct.float32)
         left = ct.zeros((1, 1), dtype=ct.float32)
         if ct.load(wanted, (span,), (1,)).item() > 0:
-            end = ct.load(state_RP, (span * blocks + block, 0), (ROWS, P), allow_tma=False)
-            left = ct.load(left_KH, (span, block // (N // ROWS)), (1, 1), allow_tma=False)
-        ct.store(state_RP, (span * blocks + block, 0), state, allow_tma=False)
+            end = ct.load(state_RP, (span * blocks + block, 0), (ROWS, P), allow_tma=False, check_bounds=False)
+            left = ct.load(left_KH, (span, block // (N // ROWS)), (1, 1), allow_tma=False, check_bounds=False)
+        ct.store(state_RP, (span * blocks + block, 0), state, allow_tma=False, check_bounds=False)
         state = left * state + end
     if kept >= 0:
-        ct.store(ssm_RP, (kept * blocks + block, 0), state, allow_tma=False)
+        ct.store(ssm_RP, (kept * blocks + block, 0), state, allow_tma=False, check_bounds=False)
 
 
 def ssd(
@@ -267,24 +278,26 @@ def ssd(
     z_TI = x_TI if z_THP is None else z_THP.flatten(1)
     y_TI = torch.empty((T, H * P), dtype=x_THP.dtype, device=device)
     vectors_HAVQ = torch.empty((H, s.num_tiles, VECTORS, TILE), dtype=torch.float32, device=device)
-    cb_RQ = torch.empty((G * T, TILE), dtype=x_THP.dtype, device=device)
+    cb_RQ = torch.empty((G * T, TILE), dtype=torch.float16, device=device)
     if s.num_tiles:
         raw = (dt_TH, nothing_H if dt_bias_H is None else dt_bias_H, A_H)
-        arguments = (*raw, vectors_HAVQ, s.tile_entry, s.first_tile, s.num_tokens, *dt_limit, HEADS_A_BLOCK)
-        ct.launch(stream, (s.num_tiles, -(-H // HEADS_A_BLOCK)), time_steps, arguments)
-        ct.launch(stream, (s.num_tiles, G), products, (B_TX, C_TX, cb_RQ, y_TI, s.tile_entry, H // G, N, P))
-    if s.num_tokens.numel():
+        block = min(HEADS_A_BLOCK, H & -H)
+        arguments = (*raw, vectors_HAVQ, s.tile_entry, s.first_tile, s.num_tokens, *dt_limit, block)
+        ct.launch(stream, (s.num_tiles, H // block), tuned(time_steps, "ssd.time_steps", H=H, P=P, N=N), arguments)
+        arguments = (B_TX, C_TX, cb_RQ, y_TI, s.tile_entry, H // G, N, P)
+        ct.launch(stream, (s.num_tiles, G), tuned(products, "ssd.products", H=H, P=P, N=N), arguments)
+    if s.entries:
         vectors_RQ, ssm_RP = vectors_HAVQ.view(-1, TILE), ssm_SHNP.view(-1, P)
-        lanes = (s.first_tile, s.num_tokens, s.lane_in, s.lane_out)
+        lanes, chains = (s.first_tile, s.num_tokens, s.lane_in, s.lane_out, s.order), len(s.entries)
         heads = _heads(H // G, P, N)
         table_RP = ssm_RP
         if s.span_tiles is not None:
             spans = cut(s)
             table_RP = _start_spans(spans, segments, x_TI, B_TX, vectors_RQ, ssm_RP, (H, H // G, N, P))
-            lanes = (spans.first_tile, spans.num_tokens, spans.slot, spans.none)
+            lanes, chains = (spans.first_tile, spans.num_tokens, spans.slot, spans.none, spans.slot), spans.count
         inputs = (x_TI, B_TX, C_TX, z_TI, cb_RQ, vectors_RQ, nothing_H if D_H is None else D_H)
         arguments = (*inputs, table_RP, y_TI, *lanes, H, H // G, heads, N, P, z_THP is not None)
-        ct.launch(stream, (H // heads, lanes[0].numel()), _hinted(scan, heads, P), arguments)
+        ct.launch(stream, (H // heads, chains), _hinted(scan, heads, P), arguments)
     return y_TI.view(T, H, P), ssm_SHNP
 
 
@@ -299,13 +312,13 @@ def _start_spans(
 ) -> torch.Tensor:
     """The table [K H N, P] of states before each span; final states of entries go to ssm_RP."""
     H, G_HEADS, N, P = sizes
-    K, s, stream = spans.first_tile.numel(), segments, torch.cuda.current_stream()
+    K, s, stream = spans.slot.numel(), segments, torch.cuda.current_stream()
     state_RP = torch.empty((K * H * N, P), dtype=torch.float32, device=x_TI.device)
     left_KH = torch.empty((K, H), dtype=torch.float32, device=x_TI.device)
     arguments = (x_TI, B_TX, vectors_RQ, state_RP, left_KH, spans.first_tile, spans.wanted, H, G_HEADS, N, P)
-    ct.launch(stream, (H, K), span_ends, arguments)
+    ct.launch(stream, (H, spans.count), tuned(span_ends, "ssd.span_ends", H=H, P=P, N=N), arguments)
     lanes = (spans.first_span, spans.num_spans, spans.wanted, s.lane_in, s.lane_out)
-    ct.launch(stream, (H * N // ROWS, s.num_tokens.numel()), span_starts, (state_RP, left_KH, ssm_RP, *lanes, H, N, P, ROWS))
+    ct.launch(stream, (H * N // ROWS, len(s.entries)), span_starts, (state_RP, left_KH, ssm_RP, *lanes, H, N, P, ROWS))
     return state_RP
 
 

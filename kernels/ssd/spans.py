@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from longscan.kernels.segments import NO_LANE, TILE, Entry, Segments
+from longscan.kernels.segments import NO_LANE, TILE, Entry, Segments, to_device
 
 PADDED_TO = 16
 """Spans are padded to a multiple of it by spans of no tokens: kernels are compiled anew for arrays of other lengths."""
@@ -29,6 +29,8 @@ class Spans:
     first_span: torch.Tensor
     """[E], like the next."""
     num_spans: torch.Tensor
+    count: int
+    """Spans that hold tokens; the rest of K is padding."""
 
 
 def cut(segments: Segments) -> Spans:
@@ -49,10 +51,10 @@ def _cut(segments: Segments) -> Spans:
     by_span[3], by_span[4] = np.arange(K), NO_LANE
     by_entry[0, : len(counts)] = np.cumsum(counts) - counts
     by_entry[1, : len(counts)] = counts
-    on_device = torch.from_numpy(np.concatenate([by_span.ravel(), by_entry.ravel()])).to(segments.first_tile.device)
+    on_device = to_device(np.concatenate([by_span.ravel(), by_entry.ravel()]), segments.first_tile.device)
     first_tile, num_tokens, wanted, slot, none = on_device[: 5 * K].view(5, K).unbind(0)
     first_span, num_spans = on_device[5 * K :].view(2, -1)[:, :E].unbind(0)
-    return Spans(first_tile, num_tokens, wanted, slot, none, first_span, num_spans)
+    return Spans(first_tile, num_tokens, wanted, slot, none, first_span, num_spans, sum(counts))
 
 
 def _of(entry: Entry, span_tiles: int) -> Iterator[tuple[int, int, int]]:
