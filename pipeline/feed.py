@@ -29,6 +29,10 @@ MIN_OPEN = 2
 """Documents open at a time however long they are, so that the end of one does not leave the engine without the next."""
 
 
+OPENED_SHARE, MOST_OPENED = 16, 64
+"""Short documents are opened together: until they come to this part of a step, or are so many."""
+
+
 @dataclass(slots=True, eq=False)
 class Source:
     """A document whose tokens are not all cut yet."""
@@ -74,7 +78,7 @@ class Feed:
         """Every stream has been pulled to its end, and the engine has given every result."""
         return self._exhausted and not self._sources and not self.caller.documents
 
-    def choose(self) -> Callable[[], Pulled | ErrorRow | None] | None:
+    def choose(self) -> Callable[[], Pulled | ErrorRow | list[Pulled | ErrorRow | None] | None] | None:
         """What to pull next: call it without the lock and hand its result to `give`. None where nothing is needed now.
 
         A document that holds a lane and cannot go on comes first, whatever is at hand elsewhere: nobody else can free its lane.
@@ -90,14 +94,17 @@ class Feed:
         if hungry:
             return partial(self._pull, hungry[0][0])
         if self._may_open():
-            return self._open
+            return self._open_several
         most = DOCUMENT_STEPS_AHEAD * self._lanes.step_tokens
         short = min((d.tokens.held for _, d in opened), default=most)
         return next((partial(self._pull, s) for s, d in opened if d.tokens.held == short < most), None)
 
-    def give(self, pulled: Pulled | ErrorRow | None) -> None:
+    def give(self, pulled: Pulled | ErrorRow | list[Pulled | ErrorRow | None] | None) -> None:
         """Hand what was pulled to the engine; None says that there are no more streams."""
-        if pulled is None:
+        if isinstance(pulled, list):
+            for one in pulled:
+                self.give(one)
+        elif pulled is None:
             self._exhausted = True
         elif isinstance(pulled, ErrorRow):
             self.caller.rows.append(pulled)
@@ -118,6 +125,19 @@ class Feed:
             return not self._exhausted
         expected = sum(source.expected for source in self._sources)
         return self.caller.held_tokens + expected < STEPS_AHEAD * self._lanes.step_tokens
+
+    def _open_several(self) -> list[Pulled | ErrorRow | None]:
+        """Short documents together, so that the lock, the choice and the engine's waking come once for them: as many as make a
+        part of a step, and none behind one that is not all there."""
+        opened: list[Pulled | ErrorRow | None] = []
+        tokens = 0
+        while len(opened) < MOST_OPENED and tokens * OPENED_SHARE < self._lanes.step_tokens:
+            pulled = self._open()
+            opened.append(pulled)
+            if not isinstance(pulled, Pulled) or not pulled.complete:
+                break
+            tokens += pulled.source.pulled
+        return opened
 
     def _open(self) -> Pulled | ErrorRow | None:
         stream = next(self._streams, None)

@@ -150,22 +150,28 @@ class PartWriter:
 
         Raises OutputError where it cannot be written.
         """
-        with writing(self._temporary):
-            match outcome:
-                case DocumentRow():
-                    self._counts["documents"] += 1
-                    self._counts["tokens"] += outcome.num_tokens
-                    self._add_ordered("documents", outcome.document.ordinal, outcome)
-                case ErrorRow():
-                    self._counts["errors"] += 1
-                    self._add_ordered("errors", outcome.ordinal, outcome)
-                case WindowRow():
-                    self._counts["windows"] += 1
-                    self._arrivals["windows"].add(outcome)
-                case PositionRow():
-                    self._arrivals["positions"].add(outcome)
-                case TokensRow():
-                    self._arrivals["tokens"].add(outcome)
+        try:
+            self._take(outcome)
+        except Exception:  # not a context around each row, which costs more than the row
+            with writing(self._temporary):
+                raise
+
+    def _take(self, outcome: Outcome) -> None:
+        match outcome:
+            case DocumentRow():
+                self._counts["documents"] += 1
+                self._counts["tokens"] += outcome.num_tokens
+                self._add_ordered("documents", outcome.document.ordinal, outcome)
+            case ErrorRow():
+                self._counts["errors"] += 1
+                self._add_ordered("errors", outcome.ordinal, outcome)
+            case WindowRow():
+                self._counts["windows"] += 1
+                self._arrivals["windows"].add(outcome)
+            case PositionRow():
+                self._arrivals["positions"].add(outcome)
+            case TokensRow():
+                self._arrivals["tokens"].add(outcome)
 
     def commit(self) -> ShardReport:
         """Make the shard's files visible and the shard done. Raises OutputError where rows are missing, Late where it is too late."""
