@@ -1,0 +1,64 @@
+"""The host's side of a job, on a device that only sleeps: steps stay full, and what a token costs the host has a bound."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fakes import tiny_checkpoint
+from longscan.jobs.bench_fake import sleeping_engine
+from longscan.jobs.bench_job import DEMO_MODEL, add_arguments, bench_job
+from longscan.jobs.compose import compose_job
+from longscan.pipeline.run import run
+from tiny_jobs import table
+
+STEP = 4096
+
+HOST_NS_PER_TOKEN = 700
+"""CPU time beside tokenization, for documents of 500 tokens: 200 on quiet cores, up to 300 on busy ones. 1.4 million tokens/s a core."""
+
+
+def options(lengths: str, tokens: int, rate: float, *keys: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    words = ["--lengths", lengths, "--tokens", str(tokens), "--fake-rate", str(rate), "--model", str(DEMO_MODEL), "--keys", *keys]
+    return parser.parse_args(words)
+
+
+def test_steps_stay_full_across_the_borders_of_small_shards(tmp_path: Path) -> None:
+    """Shards of five quarters of a step: each alone would take two steps, the second of them almost empty."""
+    shards, documents = 24, 10
+    ids = [[1] * (STEP // 8)] * (shards * documents)
+    pq.write_table(pa.table({"ids": pa.array(ids, pa.list_(pa.int32()))}), tmp_path / "in.parquet", row_group_size=documents)
+    model = tiny_checkpoint(tmp_path / "model")
+    words = [f"model.path={model}", f"input.path={tmp_path / 'in.parquet'}", "input.tokens_column=ids", f"output.path={tmp_path / 'out'}"]
+    words += [
+        f"engine.step_tokens={STEP}",
+        "engine.segment_tokens=1024",
+        "engine.lanes=8",
+        f"output.shard_tokens={STEP}",
+        "cluster=inprocess",
+    ]
+    run(compose_job(words), build=sleeping_engine(rate=20 * STEP, width=64))
+    metrics = json.loads((tmp_path / "out" / "_run" / "metrics.json").read_text())
+    assert metrics["shards"] == shards
+    full = shards * documents / 8
+    assert full <= metrics["steps"] <= full + 6
+    assert metrics["waste"] < 0.17
+    assert table(tmp_path / "out", "documents").num_rows == shards * documents
+
+
+def test_the_host_costs_little_beside_tokenization() -> None:
+    record = bench_job(options("constant:500", 1_000_000, 4e6))
+    host = sum(cost["cpu_seconds"] for stage, cost in record.stages.items() if stage != "tokenize")
+    assert 1e9 * host / record.tokens < HOST_NS_PER_TOKEN
+
+
+@pytest.mark.parametrize(("size", "most"), [(1000, 0.05), (500, 0.05)])
+def test_little_is_lost_to_the_alignment_of_short_documents(size: int, most: float) -> None:
+    """Of the rows of tiles in use; the last step of a job is not full, whatever its documents are."""
+    assert bench_job(options(f"constant:{size}", 600_000, 2e5, "engine.step_tokens=16384")).waste < most
