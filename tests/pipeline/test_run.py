@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import saboteurs
 from fakes import tiny_checkpoint
+from longscan.jobs.compose import compose_job
 from longscan.jobs.run import main
 from longscan.pipeline.errors import OutputError
 from longscan.pipeline.records import ShardReport
+from longscan.pipeline.run import run
 from tiny_jobs import rows, success, table, texts, unfinish, words, write_input
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own, on import and at its end
@@ -140,6 +143,19 @@ def test_on_a_cluster_whose_worker_is_killed(alone: Path, address: str, model: P
     assert killed[0] < 12, "it was killed too late to lose anything"
     assert_same(output, alone)
     assert len({json.loads(path.read_text())["pid"] for path in attempts(output)}) == 2, "another process went on"
+
+
+def test_a_hang_and_a_device_that_fails_start_workers_anew_and_cost_one_document(
+    alone: Path, model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(saboteurs.MARK, str(tmp_path / "mark"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(saboteurs.__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    more = ("cluster=local", "cluster.workers=1", "cluster.cpus_per_worker=1", "cluster.hang_s=5", "cluster.max_attempts=2", "max_errors=2")
+    run(compose_job(job(model, source, tmp_path / "out", *more)), build=saboteurs.sabotaged)
+    assert (tmp_path / "mark").exists(), "it hung"
+    errors = rows(tmp_path / "out", "errors")
+    assert [(row["row"], row["stage"], row["error"]) for row in errors] == [(4, "engine", "WorkerKilled"), (23, "read", "NullText")]
+    assert rows(tmp_path / "out", "documents") == [row for n, row in enumerate(rows(alone, "documents")) if n != 4]
 
 
 def test_on_a_cluster_that_is_told_to_stop(
