@@ -14,7 +14,8 @@ from longscan.pipeline.tokenize.tokenizer import TextTokenizer
 
 NOVELS = Path(__file__).parent / "demo" / "austen.parquet"
 GROUP_BYTES = 4 << 20
-"""Text of a row group, a row more or less."""
+MIN_GROUPS = 64
+"""Text of a row group at most, and how many there are at least, as far as there are so many documents: a shard is whole row groups."""
 SIGMA = 1.0
 """Of log-normal lengths."""
 LENGTHS = ("constant", "lognormal", "giant", "mixed")
@@ -61,10 +62,11 @@ def make_corpus(path: Path, lengths: Sequence[int], tokenizer: TextTokenizer) ->
 
 
 def _groups(lengths: Sequence[int]) -> Iterator[range]:
+    most = min(GROUP_BYTES, 4 * sum(lengths) // MIN_GROUPS)
     start = tokens = 0
     for n, length in enumerate(lengths):
         tokens += length
-        if 4 * tokens > GROUP_BYTES or n + 1 == len(lengths):
+        if 4 * tokens >= most or n + 1 == len(lengths):
             yield range(start, n + 1)
             start, tokens = n + 1, 0
 
