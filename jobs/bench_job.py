@@ -11,17 +11,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from longscan.jobs.command import finish
 from longscan.pipeline.config import DEMO
 
 DEMO_MODEL = Path(__file__).parent / "demo" / "model"
@@ -80,12 +78,6 @@ class JobRecord:
         yield "stage       CPU s   ns/token  seconds"
         for name, cost in self.stages.items():
             yield f"{name:10}{cost['cpu_seconds']:7.2f}{1e9 * cost['cpu_seconds'] / max(self.tokens, 1):11.1f}{cost['seconds']:9.2f}"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Returns its exit code: 0 done, 2 cannot be done, 75 stopped."""
-    options = _parse(sys.argv[1:] if arguments is None else arguments)
-    return finish("longscan-bench", lambda: report(options))
 
 
 def bench_job(options: argparse.Namespace) -> JobRecord:
@@ -241,14 +233,3 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep", metavar="FOLDER", help="where the corpus and the output stay")
     parser.add_argument("--json", metavar="FILE", help="the same numbers for a program")
     parser.add_argument("--keys", nargs="*", default=[], metavar="key=value", help="further keys of the job, as `longscan` takes them")
-
-
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="longscan-bench", allow_abbrev=False)
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
-    add_arguments(kinds.add_parser("job", help="a whole job against its model alone", allow_abbrev=False))
-    return parser.parse_args(arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
