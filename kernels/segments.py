@@ -111,8 +111,9 @@ class Segments:
         for e, entry in enumerate(entries):
             tile_entry[entry.first_tile : entry.first_tile + entry.num_tiles] = e
         on_device = to_device(flat, device)
-        arrays = on_device[: 6 * stride].view(6, stride)[:, :count].unbind(0)
-        return cls(tuple(entries), num_tiles, *arrays, on_device[6 * stride :], span_tiles=span_tiles)
+        first_tile, num_tokens, position_tile, lane_in, lane_out, by_length = on_device[: 6 * stride].view(6, stride)[:, :count].unbind(0)
+        arrays = (first_tile, num_tokens, position_tile, lane_in, lane_out, by_length, on_device[6 * stride :])
+        return cls(tuple(entries), num_tiles, *arrays, span_tiles=span_tiles)
 
     @property
     def num_rows(self) -> int:

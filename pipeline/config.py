@@ -115,6 +115,7 @@ class EngineConfig:
     segment_tokens: int = 8192
     reset_tokens: int | None = None
     checkpoint_tokens: int = 1048576
+    spans: Any = "auto"
 
 
 @dataclass
@@ -245,6 +246,7 @@ def _classify(config: JobConfig) -> Iterator[Problem]:
 def _engine(engine: EngineConfig) -> Iterator[Problem]:
     yield from _choice("engine.backend", engine.backend, ("auto", "torch", "cutile"))
     yield from _auto_or_number("engine.lanes", engine.lanes)
+    yield from _choice("engine.spans", engine.spans, ("auto", True, False))
     for key in ("segment_tokens", "checkpoint_tokens"):
         yield from _multiple(f"engine.{key}", getattr(engine, key))
     if engine.reset_tokens is not None:

@@ -53,6 +53,7 @@ class Engine:
         segment_tokens: int,
         device: torch.device | str,
         backend: Backend,
+        span_tiles: int | None = None,
         context_id: int | None = None,
         prompt: Prompt | None = None,
         reset_tokens: int | None = None,
@@ -65,6 +66,7 @@ class Engine:
     ) -> None:
         """
         lanes, step_tokens, segment_tokens: numbers; ConfigError where they do not fit each other.
+        span_tiles: of the spans in which documents are scanned (`Segments.span_tiles`).
         context_id: token given to every document as context before its first (`score.context_token`), None for none.
         prompt: tokens that come before every document, behind the context token; in no count, and in no pool unless asked for.
         reset_tokens: a document starts afresh, state and context, at every multiple of it; poolings and sums go on.
@@ -89,6 +91,7 @@ class Engine:
             step_tokens=step_tokens,
             device=device,
             backend=backend,
+            span_tiles=span_tiles,
             context_id=context_id,
             constant_shape=constant_shape,
             meter=self._meter,

@@ -18,13 +18,20 @@ Facts = dict[str, Any]
 
 
 def run_facts(
-    config: JobConfig, files: Sequence[SourceFile], *, model: Mapping[str, Any], backend: str, versions: Mapping[str, Any]
+    config: JobConfig,
+    files: Sequence[SourceFile],
+    *,
+    model: Mapping[str, Any],
+    backend: str,
+    span_tiles: int | None,
+    versions: Mapping[str, Any],
 ) -> Facts:
     """Everything that the rows of the output depend on, as JSON values.
 
     config: with every "auto" that changes results replaced by what it stands for.
     model: hash of the model's content, of its tokenizer, and what else names them; never a path that may hold secrets.
-    backend: the implementation of the operators that runs. versions: of longscan, of tuning tables and the like.
+    backend: the implementation of the operators that runs; span_tiles: the form of its scan.
+    versions: of longscan, of tuning tables and the like.
 
     Files count by name, size and version: moving a whole input elsewhere changes nothing.
     """
@@ -50,7 +57,12 @@ def run_facts(
             "passthrough": list(config.input.passthrough),
         },
         "task": task,
-        "engine": {"backend": backend, "segment_tokens": config.engine.segment_tokens, "reset_tokens": config.engine.reset_tokens},
+        "engine": {
+            "backend": backend,
+            "segment_tokens": config.engine.segment_tokens,
+            "reset_tokens": config.engine.reset_tokens,
+            "span_tiles": span_tiles,
+        },
         "limit": config.limit,
         "seed": config.seed,
         "versions": dict(versions),

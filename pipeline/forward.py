@@ -100,6 +100,7 @@ class Forward:
         step_tokens: int,
         device: torch.device,
         backend: Backend,
+        span_tiles: int | None = None,
         context_id: int | None,
         constant_shape: bool,
         reset_tokens: int | None = None,
@@ -114,6 +115,7 @@ class Forward:
         self.device = device
         self.backend: Backend = backend
         self.meter = meter or Meter()
+        self.span_tiles = span_tiles
         before = [] if context_id is None else [context_id]
         contexts = [[*before, *prompt.ids[: len(prompt.ids) - n]] for n in range(prompt.replaceable + 1)] if prompt else [before]
         self.first_lane = lanes if contexts[0] else NO_LANE
@@ -251,7 +253,7 @@ class Forward:
         return pooled_WD
 
     def _pack(self, entries: Sequence[Entry], num_tiles: int) -> Segments:
-        return Segments.pack(entries, num_tiles, self.device, slots=self.tiles)
+        return Segments.pack(entries, num_tiles, self.device, slots=self.tiles, span_tiles=self.span_tiles)
 
     def _upload(self, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         """ids and targets, [T] int64 each: a row's target is the token that follows it, -1 where none does."""

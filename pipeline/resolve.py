@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from longscan.kernels.checks import Backend
 from longscan.kernels.segments import TILE
+from longscan.kernels.ssd.spans import full_waves, pays, span_tiles
 from longscan.pipeline.classify import head_file, head_hash, read_heads
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.errors import ConfigError, ModelError
@@ -52,6 +53,8 @@ class Device:
     """Of a GPU."""
     has_tile: bool = False
     """The package cuda-tile is installed."""
+    processors: int = 0
+    """Multiprocessors of a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,8 @@ class Choice:
     """Before every document, behind the context token."""
     heads: tuple[HeadShape, ...] = ()
     """Of a task that classifies."""
+    span_tiles: int | None = None
+    """Of the spans in which documents are scanned; None: each goes from tile to tile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,8 @@ def look_at_device(use_gpu: bool) -> Device:
     if use_gpu and torch.cuda.is_available():
         found = torch.cuda.get_device_properties(0)
         has_tile = importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.tile") is not None
-        return Device("cuda", found.name, int(found.total_memory), torch.cuda.get_device_capability(0), has_tile)
+        capability = torch.cuda.get_device_capability(0)
+        return Device("cuda", found.name, int(found.total_memory), capability, has_tile, int(found.multi_processor_count))
     return Device("cpu", platform.machine(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
@@ -167,6 +173,15 @@ def _no_cutile(geometry: Mamba2Geometry, dtype: str, device: Device) -> str | No
     return None
 
 
+def choose_spans(config: JobConfig, geometry: Mamba2Geometry, choice: Choice, device: Device, documents: int) -> int | None:
+    """Tiles of the spans in which documents are scanned, where that is asked for, or faster: with few `documents` for a worker.
+
+    A run keeps to one form, since the two differ in the last bits. Only the CUDA Tile kernels know spans.
+    """
+    wanted = pays(documents, geometry.num_heads, device.processors) if config.engine.spans == "auto" else bool(config.engine.spans)
+    return span_tiles(geometry.num_heads) if wanted and choice.backend == "cutile" else None
+
+
 def choose_sizes(config: JobConfig, geometry: Mamba2Geometry, device: Device, estimated_tokens: int, workers: int) -> Sizes:
     """Replace every "auto" among the sizes by a number: from the device's whole memory, the model and the configuration.
 
@@ -175,7 +190,9 @@ def choose_sizes(config: JobConfig, geometry: Mamba2Geometry, device: Device, es
     engine = config.engine
     step = engine.step_tokens
     if step == "auto":
-        step = max(engine.segment_tokens, GPU_STEP_TOKENS if device.kind == "cuda" else CPU_STEP_TOKENS)
+        step = max(engine.segment_tokens, CPU_STEP_TOKENS)
+        if device.kind == "cuda":
+            step = engine.segment_tokens * _segments_a_step(engine.segment_tokens, geometry.num_heads, device.processors)
     lanes = engine.lanes
     if lanes == "auto":
         lanes = max(1, min(MAX_LANES, int(STATE_SHARE * device.num_bytes) // geometry.state_bytes(4) - 1))
@@ -185,6 +202,12 @@ def choose_sizes(config: JobConfig, geometry: Mamba2Geometry, device: Device, es
         shard = min(1 << 26, max(1 << 20, estimated_tokens // (8 * workers)))
     check_sizes(lanes=int(lanes), step_tokens=int(step), segment_tokens=engine.segment_tokens)
     return Sizes(int(lanes), int(step), int(shard))
+
+
+def _segments_a_step(segment_tokens: int, heads: int, processors: int) -> int:
+    """Segments, as one entry each, that fill the GPU's waves of blocks best, in steps of GPU_STEP_TOKENS to twice as many."""
+    least = max(1, GPU_STEP_TOKENS // segment_tokens)
+    return max(range(least, 2 * least + 1), key=lambda segments: (full_waves(segments, heads, processors), -segments))
 
 
 def model_facts(config: JobConfig, choice: Choice, tokenizer: TextTokenizer | None) -> Mapping[str, Any]:

@@ -34,7 +34,7 @@ from longscan.pipeline.plan import Plan, make_plan
 from longscan.pipeline.progress import Progress, count
 from longscan.pipeline.recipe import read_recipe, settle
 from longscan.pipeline.records import ShardReport
-from longscan.pipeline.resolve import Choice, Sizes, choose, choose_sizes, look_at_device, model_facts, pinned, tokenizer_of
+from longscan.pipeline.resolve import Choice, Sizes, choose, choose_sizes, choose_spans, look_at_device, model_facts, pinned, tokenizer_of
 from longscan.pipeline.scan import Scan, scan
 from longscan.pipeline.storage import atomic_write, locate
 from longscan.pipeline.worker import SHARDS_AT_ONCE, Chain, EngineBuilder, Job, Result, Usage, Worker
@@ -104,15 +104,19 @@ def prepare(config: JobConfig) -> Prepared:
     config = settle(config, recipe, tokenizer)
     if geometry.max_trained_tokens is None and recipe is not None:
         geometry = replace(geometry, max_trained_tokens=recipe.max_tokens)
-    tokens = make_plan(scanned.files, shard_tokens=1 << 40, limit=config.limit).estimated_tokens
+    whole = make_plan(scanned.files, shard_tokens=1 << 40, limit=config.limit)
+    tokens = whole.estimated_tokens
     config, workers = _settle_cluster(config, tokens)
     device = cluster.on_a_worker(config, workers.gpus, look_at_device, workers.gpus > 0)
     choice = choose(config, folder, geometry, tokenizer, device)
+    spans = choose_spans(config, geometry, choice, device, whole.num_rows // workers.most)
+    choice = replace(choice, span_tiles=spans)
     check_passthrough(config.task, list(config.input.passthrough), choice.heads)
     settled = replace(config, model=replace(config.model, dtype=choice.dtype, add_bos=choice.context_id is not None))
     # What was found fastest on a GPU can change the last bits.
     versions = {"longscan": version("longscan"), **({"tuning": tuning.version()} if choice.backend == "cutile" else {})}
-    facts = run_facts(settled, scanned.files, model=model_facts(config, choice, tokenizer), backend=choice.backend, versions=versions)
+    model_of = model_facts(config, choice, tokenizer)
+    facts = run_facts(settled, scanned.files, model=model_of, backend=choice.backend, span_tiles=spans, versions=versions)
     return Prepared(config, scanned, geometry, choice, choose_sizes(config, geometry, device, tokens, workers.most), facts, workers)
 
 

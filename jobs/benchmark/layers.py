@@ -16,11 +16,11 @@ from longscan.kernels.bench.case import NOT_INSTALLED, relative_error
 from longscan.kernels.bench.limits import conv1d_work, gated_norm_work, residual_norm_work, ssd_work
 from longscan.kernels.bench.measure import Timer, facts, time_on_gpu
 from longscan.kernels.bench.report import Results, chip_lines
-from longscan.kernels.bench.ssd import span_tiles
 from longscan.kernels.checks import Backend
 from longscan.kernels.layouts import Layout
 from longscan.kernels.segments import NO_LANE, TILE, Entry, Segments
 from longscan.kernels.ssd.cases import Shape
+from longscan.kernels.ssd.spans import span_tiles
 from longscan.pipeline.model import Mamba2, Mamba2Geometry
 
 TOLERANCE = 3e-2

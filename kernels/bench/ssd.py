@@ -15,11 +15,13 @@ from longscan.kernels.layouts import Layout, packed
 from longscan.kernels.segments import Segments
 from longscan.kernels.ssd import ssd
 from longscan.kernels.ssd.cases import Inputs, Shape, make_inputs
+from longscan.kernels.ssd.spans import span_tiles
 
 TOLERANCE = 3e-3
 """Relative error of outputs and states in bf16 that a timed kernel may have against float64."""
 TOKENS = 65_536
 DOCUMENTS = packed("16 documents of 4096", [4096] * 16)
+FULL_WAVES = packed("11 documents of 5952", [5952] * 11)
 ONE_DOCUMENT = packed("one document of 65536", [TOKENS])
 CHUNKS = (64, 128, 256)
 """Of mamba_ssm; the fastest is kept."""
@@ -34,13 +36,8 @@ class Load:
 
 
 def loads(shape: Shape) -> Sequence[Load]:
-    """Documents enough to fill the GPU, and one alone, which is cut into spans."""
-    return (Load(DOCUMENTS), Load(ONE_DOCUMENT, span_tiles(shape.H)))
-
-
-def span_tiles(heads: int) -> int:
-    """Tiles of a span for one document alone: spans times heads have to fill the GPU, and each costs the traffic of a state."""
-    return 32 if heads <= 32 else 64
+    """Documents enough to fill the GPU (with few heads, as many as fill its last wave of blocks as well), and one alone, in spans."""
+    return (Load(FULL_WAVES if shape.H <= 32 else DOCUMENTS), Load(ONE_DOCUMENT, span_tiles(shape.H)))
 
 
 def cases(

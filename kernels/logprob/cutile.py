@@ -30,7 +30,7 @@ def score_rows(hidden_TD, weight_VD, target_T, logprob_T, V: CI, D: CI, ROWS: CI
     over two rows: to look for it among all logits costs as much as their exponentials.
     """
     block = ct.bid(0)
-    target = ct.load(target_T, (block,), (ROWS,)).reshape((ROWS, 1))
+    target = ct.load(target_T, (block,), (ROWS,), padding_mode=ct.PaddingMode.ZERO).reshape((ROWS, 1))
     found = ct.zeros((ROWS, 1), dtype=ct.float32)
     for d in range(D // DEPTH):
         hidden = ct.load(hidden_TD, (block, d), (ROWS, DEPTH), allow_tma=False).astype(ct.float32)

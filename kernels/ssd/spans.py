@@ -13,6 +13,28 @@ PADDED_TO = 16
 """Spans are padded to a multiple of it by spans of no tokens: kernels are compiled anew for arrays of other lengths."""
 
 
+FEW_BLOCKS = 0.43
+"""Of the GPU's processors: with fewer blocks than these the scan in spans is the faster one (measured on an H200 with H 24, 80 and 128)."""
+HEADS_A_BLOCK = 2
+"""Of the scan that goes along each entry."""
+
+
+def span_tiles(heads: int) -> int:
+    """Tiles of a span: with few heads more spans are wanted to fill a GPU, and each costs the traffic of a state."""
+    return 32 if heads <= 32 else 64
+
+
+def pays(documents: int, heads: int, processors: int) -> bool:
+    """Whether spans are faster for a step of `documents` long entries on a GPU of `processors` multiprocessors."""
+    return documents * -(-heads // HEADS_A_BLOCK) < FEW_BLOCKS * processors
+
+
+def full_waves(entries: int, heads: int, processors: int) -> float:
+    """Share of a GPU's multiprocessors that the blocks of `entries` of one length keep busy: the last wave may be small."""
+    blocks = entries * -(-heads // HEADS_A_BLOCK)
+    return blocks / (-(-blocks // processors) * processors) if processors else 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class Spans:
     """The entries of a step cut at multiples of `segments.span_tiles` from their documents' starts: int32 tensors."""

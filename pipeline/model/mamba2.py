@@ -105,8 +105,9 @@ class Mamba2:
             # Nothing to add, nothing to copy: it is most of the model.
             in_proj=(F.pad(plain("in_proj"), (0, 0, 0, spare)) if spare else plain("in_proj")).T,
             in_proj_bias=F.pad(plain("in_proj_bias"), (0, spare)) if g.use_bias else None,
-            conv_weight_CK=plain("conv_weight"),
-            conv_bias_C=plain("conv_bias") if g.use_conv_bias else None,
+            # As its kernel takes it, so that no step makes it anew: fp32, the taps one after the other.
+            conv_weight_CK=wide("conv_weight").T.contiguous().T,
+            conv_bias_C=wide("conv_bias") if g.use_conv_bias else None,
             A_H=-wide("A_log").exp() * self.decay_scale,
             dt_bias_H=wide("dt_bias"),
             D_H=wide("D"),

@@ -273,7 +273,7 @@ FILES = [SourceFile("/in/x.parquet", "x.parquet", 10, "mtime_ns:1", ()), SourceF
 
 
 def facts(config: JobConfig | None = None, files: list[SourceFile] = FILES, **more: Any) -> dict[str, Any]:
-    given = {"model": {"hash": "abc", "tokenizer": "def"}, "backend": "torch", "versions": {"longscan": "0.1.0"}} | more
+    given = {"model": {"hash": "abc", "tokenizer": "def"}, "backend": "torch", "span_tiles": None, "versions": {"longscan": "0.1.0"}} | more
     return run_facts(config or JobConfig(), files, **given)
 
 

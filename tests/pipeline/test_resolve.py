@@ -22,6 +22,7 @@ from longscan.pipeline.resolve import (
     Device,
     choose,
     choose_sizes,
+    choose_spans,
     look_at_device,
     model_facts,
     tokenizer_of,
@@ -132,6 +133,31 @@ def test_automatic_sizes(folder: Path, geometry: Mamba2Geometry, device: Device)
     lanes = choose_sizes(job(folder), large, device, 10**9, 8).lanes
     assert 1 <= lanes <= MAX_LANES
     assert lanes * large.state_bytes(4) < device.num_bytes / 2
+
+
+def test_steps_fill_the_gpu_with_whole_segments(folder: Path, geometry: Mamba2Geometry) -> None:
+    gpu = replace(H200, processors=132)
+    steps = {
+        heads: choose_sizes(job(folder), replace(geometry, num_heads=heads), gpu, 10**9, 8).step_tokens // 8192 for heads in (24, 32, 128)
+    }
+    # Two heads a block: 11 x 12 = 132 blocks, 8 x 16 = 128, 8 x 64 = 512 of 528.
+    assert steps == {24: 11, 32: 8, 128: 8}
+
+
+def test_spans_are_for_few_documents_and_for_those_who_ask(folder: Path, geometry: Mamba2Geometry) -> None:
+    gpu = replace(H200, processors=132)
+    narrow, wide = replace(geometry, num_heads=24), replace(geometry, num_heads=80)
+    on_cutile = Choice(str(folder), "cuda", "cutile", "bfloat16", None, geometry.vocab_size)
+    on_torch = replace(on_cutile, backend="torch")
+
+    def spans(shape: Mamba2Geometry, documents: int, choice: Choice = on_cutile, **keys: Any) -> int | None:
+        return choose_spans(job(folder, **keys), shape, choice, gpu, documents)
+
+    assert [spans(narrow, n) for n in (1, 4, 5)] == [32, 32, None]
+    assert [spans(wide, n) for n in (1, 2)] == [64, None]
+    assert spans(narrow, 100, engine__spans=True) == 32
+    assert spans(narrow, 1, engine__spans=False) is None
+    assert spans(narrow, 1, on_torch, engine__spans=True) is None
 
 
 def test_sizes_as_asked(folder: Path, geometry: Mamba2Geometry) -> None:
