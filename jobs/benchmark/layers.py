@@ -46,6 +46,7 @@ class Load:
 
 
 LOADS = (
+    Load("11 documents of 5952", 11, 5952, kept=True),
     Load("16 documents of 4096", 16, 4096, kept=True),
     Load("one document of 65536", 1, 65_536, kept=True),
     Load("65 documents of 1000", 65, 1000, kept=False),

@@ -13,15 +13,17 @@ from threads import torch_threads
 
 
 def truth(inputs: Inputs) -> torch.Tensor:
-    """[T], float64, NaN where nothing is wanted."""
-    logits = inputs.hidden_TD.double() @ inputs.weight_VD.double().T
+    """[T], float64, on the host, NaN where nothing is wanted."""
+    logits = inputs.hidden_TD.cpu().double() @ inputs.weight_VD.cpu().double().T
     scores = logits - torch.logsumexp(logits, -1, keepdim=True)
-    chosen = scores.gather(1, inputs.targets_T.clamp(min=0)[:, None])[:, 0]
-    return chosen.masked_fill(inputs.targets_T == UNWANTED, torch.nan)
+    targets = inputs.targets_T.cpu()
+    chosen = scores.gather(1, targets.clamp(min=0)[:, None])[:, 0]
+    return chosen.masked_fill(targets == UNWANTED, torch.nan)
 
 
 def check(case: Case, dtype: torch.dtype, device: str = "cpu", backend: Backend = "torch", atol: float = 1e-5) -> None:
-    expected, inputs = truth(make(case, dtype=dtype)), make(case, device, dtype)
+    inputs = make(case, device, dtype)
+    expected = truth(inputs)
     found = logprob(inputs.hidden_TD, inputs.weight_VD, inputs.targets_T, backend=backend)
     assert found.dtype == torch.float32
     assert found.shape == inputs.targets_T.shape
