@@ -37,6 +37,9 @@ class SleepingModel:
     def new_state(self, slots: int) -> None:
         return None
 
+    def lane(self, state: None, lane: int) -> dict[str, torch.Tensor]:
+        return {}
+
     def step(self, ids_T: torch.Tensor, segments: Segments, state: None) -> tuple[torch.Tensor, None]:
         self.busy_until = max(self.busy_until, time.perf_counter()) + segments.num_rows / self.rate
         return torch.ones(1, self.width).expand(segments.num_rows, -1), None

@@ -134,6 +134,7 @@ class ClusterConfig:
     cpus_per_worker: Any = "auto"
     max_attempts: int = 4
     hang_s: float = 1800.0
+    grace_s: float = 30.0
 
 
 @dataclass
@@ -277,6 +278,8 @@ def _cluster(cluster: ClusterConfig) -> Iterator[Problem]:
         yield "cluster.workers", "1 with cluster=inprocess, which is one worker; several take cluster=local or ray", cluster.workers
     yield from _auto_or_number("cluster.cpus_per_worker", cluster.cpus_per_worker)
     yield from _at_least("cluster.max_attempts", cluster.max_attempts, 2)
+    if isinstance(cluster.grace_s, bool) or not isinstance(cluster.grace_s, int | float) or not cluster.grace_s >= 0:
+        yield "cluster.grace_s", "seconds, at least 0", cluster.grace_s
     if isinstance(cluster.hang_s, bool) or not isinstance(cluster.hang_s, int | float) or not cluster.hang_s > 0:
         yield "cluster.hang_s", "seconds, more than 0", cluster.hang_s
     gpus = cluster.gpus_per_worker

@@ -14,7 +14,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from types import TracebackType
 
 import torch
@@ -24,10 +26,10 @@ from longscan.pipeline.config import TaskConfig
 from longscan.pipeline.errors import DocumentError
 from longscan.pipeline.feed import Feed
 from longscan.pipeline.forward import Forward, Launched, StepModel
-from longscan.pipeline.lanes import Caller, Lanes, OpenDocument, Step, StepTotals
+from longscan.pipeline.lanes import Caller, Keeper, Lanes, OpenDocument, Step, StepEntry, StepTotals
 from longscan.pipeline.meter import Meter
 from longscan.pipeline.pool import check_width
-from longscan.pipeline.records import ErrorRow, Outcome, TokenStream
+from longscan.pipeline.records import Carry, Cut, ErrorRow, Outcome, Reached, TokenStream
 from longscan.pipeline.rows import EntryResult, RowMaker, error_row
 from longscan.pipeline.schedule import check_sizes
 from longscan.pipeline.tokenize.prompt import Prompt
@@ -37,7 +39,7 @@ PATIENCE_S = 0.02
 
 
 class EngineFailed(RuntimeError):
-    """The engine's thread has ended: by an error, which is the cause of this one, or because it was closed."""
+    """The engine's thread has ended: by an error, which is the cause of this one, or because it was stopped or closed."""
 
 
 class Engine:
@@ -117,19 +119,21 @@ class Engine:
         self._callers: set[Caller] = set()
         self._delivered = 0
         """Tokens of the steps whose results are in."""
-        self._closed = self._given_up = False
+        self._closed = self._given_up = self._stopping = self._stopped = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="longscan-engine", daemon=True)
         self._thread.start()
 
-    def process(self, streams: Iterable[TokenStream | ErrorRow]) -> Generator[Outcome, None, None]:
+    def process(self, streams: Iterable[TokenStream | ErrorRow], keeper: Keeper | None = None) -> Generator[Outcome, None, None]:
         """Rows of all documents in `streams`: any order between documents, in order within one, its document row last.
 
         A DocumentError from a stream's blocks makes an error row of that document; rows of its windows and tokens may have
         come before it. What else the streams raise ends this call alone. Raises EngineFailed where the engine does.
         Closing the iterator gives its documents up.
+
+        keeper: hears of rows before they are given here, and of carries, so that a stopped call can be gone on with.
         """
-        caller = Caller()
+        caller = Caller(keeper)
         feed = Feed(caller, iter(streams), self._lanes, self._maker, self._vocab_size)
         with self._lock:
             self._callers.add(caller)
@@ -161,6 +165,22 @@ class Engine:
             self._work.notify_all()
             self._news.notify_all()
 
+    @property
+    def carry_layout(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Type and shape of each tensor of a carry."""
+        return {name: (view.dtype, tuple(view.shape)) for name, view in self._forward.lane(0).items()}
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the engine's thread after the steps that run, with a carry of each document for its caller's keeper.
+
+        Calls of `process` give the rows that are there, and raise EngineFailed. Returns whether it came to that in time.
+        The carries' tensors are the tables' own: the engine must not be gone before they are read.
+        """
+        with self._lock:
+            self._stopping = True
+            self._work.notify_all()
+            return self._news.wait_for(lambda: self._stopped or self._closed or self._failure is not None, timeout_s) and self._stopped
+
     def close(self) -> None:
         """End the engine's thread after the step that runs. Calls of `process` that are not done raise EngineFailed."""
         with self._lock:
@@ -182,15 +202,20 @@ class Engine:
         while True:
             with self._lock:
                 self._check_alive()
-                rows = list(caller.rows)
-                caller.rows.clear()
-                pull = feed.choose()
-                if pull is None and not rows:
+                news = list(caller.news)
+                caller.news.clear()
+                pull = None if self._stopped else feed.choose()
+                if pull is None and not news:
                     if feed.done:
                         return
+                    if self._stopped:
+                        raise EngineFailed("the engine was stopped")
                     self._await_news(caller)
                     continue
-            yield from rows
+            if caller.keeper is not None:
+                yield from caller.keeper.keep(news)
+            else:
+                yield from (row for row in news if not isinstance(row, Carry | Reached))
             if pull is not None:
                 with self._meter("feed"):
                     pulled = pull()
@@ -234,6 +259,9 @@ class Engine:
                 return
             if step is not None:
                 launched.append((step, self._forward.launch(step)))
+            elif self._stopping and not launched:
+                self._set_aside()
+                return
             if launched and (step is None or len(launched) > self._forward.steps_behind):
                 done, results = launched.popleft()
                 found = self._forward.collect(results)
@@ -244,7 +272,7 @@ class Engine:
         """The next step, booked. None if the engine closes, or where `wait` is not set and none is due yet."""
         deadline = time.monotonic() + PATIENCE_S
         with self._lock:
-            while not self._closed:
+            while not (self._closed or self._stopping):
                 ready, left = self._lanes.ready_tokens, deadline - time.monotonic()
                 more_to_come = ready < self._lanes.step_tokens and not all(caller.idle for caller in self._callers)
                 patient = more_to_come and (left > 0 or not wait)
@@ -268,23 +296,49 @@ class Engine:
         made = []
         for e, result in zip(step.entries, results, strict=True):
             document, ends = e.document, e.entry.ends
+            news: list[Outcome | Carry | Reached] = []
             if document.gone:
+                made.append((e, news, False))
                 continue
-            rows: list[Outcome]
             try:
-                rows = self._maker.advance(document.document, document.carry, e.taken, result, ends=ends, num_bytes=document.num_bytes)
+                news += self._maker.advance(document.document, document.carry, e.taken, result, ends=ends, num_bytes=document.num_bytes)
             except DocumentError as error:
-                rows, ends = [error_row(document.document, error)], True
-            made.append((document, rows, ends))
+                news, ends = [error_row(document.document, error)], True
+            if not ends and document.caller.keeper is not None:
+                news.append(Reached(document.document.ordinal, document.carry.position))
+            if not ends and e.at_risk:
+                news.append(_carry(document, e.taken.cut, partial(_given, result.tensors), e.at_risk))
+            made.append((e, news, ends))
         with self._lock:
-            for document, rows, ends in made:
-                self._hand_over(document, rows, ends)
+            for e, news, ends in made:
+                self._hand_over(e, news, ends)
             self._delivered += step.num_tokens
             self._announce()
         self._on_tokens(step.num_tokens)
 
-    def _hand_over(self, document: OpenDocument, rows: list[Outcome], finished: bool) -> None:
+    def _hand_over(self, e: StepEntry, news: list[Outcome | Carry | Reached], finished: bool) -> None:
+        document, keeper = e.document, e.document.caller.keeper
+        if keeper is not None and e.at_risk and (document.gone or finished):
+            keeper.forget()
         if not document.gone:
-            document.caller.rows.extend(rows)
+            document.caller.news.extend(news)
             if finished:
                 self._lanes.drop(document)
+
+    def _set_aside(self) -> None:
+        """Nothing runs any more: what every lane holds is its document's carry."""
+        with self._lock:
+            for document, tokens in self._lanes.at_risk():
+                tensors = partial(self._forward.read_lane, document.place.lane)
+                if document.caller.keeper is not None:
+                    document.caller.news.append(_carry(document, document.tokens.cut, tensors, tokens))
+            self._stopped = True
+            self._announce()
+
+
+def _carry(document: OpenDocument, cut: Cut, tensors: Callable[[], Mapping[str, torch.Tensor]], at_risk: int) -> Carry:
+    return Carry(document.document.ordinal, replace(document.carry), cut, tensors, at_risk)
+
+
+def _given(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    return tensors

@@ -42,6 +42,7 @@ class Source:
     """The same without its text or token ids."""
     opened: OpenDocument | None = None
     pulled: int = 0
+    """Tokens so far, those before its carry included."""
 
     @property
     def expected(self) -> int:
@@ -107,7 +108,7 @@ class Feed:
         elif pulled is None:
             self._exhausted = True
         elif isinstance(pulled, ErrorRow):
-            self.caller.rows.append(pulled)
+            self.caller.news.append(pulled)
         elif pulled.error is not None:
             self._fail(pulled.source, pulled.error)
         else:
@@ -143,7 +144,12 @@ class Feed:
         stream = next(self._streams, None)
         if stream is None or isinstance(stream, ErrorRow):
             return stream
-        return self._pull(Source(stream, replace(stream.document, text=None, token_ids=None)))
+        document = replace(stream.document, text=None, token_ids=None)
+        if document.carry is None:
+            return self._pull(Source(stream, document))
+        tensors = document.carry.tensors()  # read here, where the engine does not wait for it
+        carry = replace(document.carry, tensors=lambda: tensors)
+        return self._pull(Source(stream, replace(document, carry=carry), pulled=carry.position))
 
     def _pull(self, source: Source) -> Pulled:
         """The next blocks of a document: at least one, and as many as it takes for the document to go into a step."""
@@ -178,9 +184,10 @@ class Feed:
         source = pulled.source
         if source.opened is None:
             if not source.pulled:
-                self.caller.rows.append(self._maker.empty(source.document, source.stream.num_bytes))
+                self.caller.news.append(self._maker.empty(source.document, source.stream.num_bytes))
                 return
             source.opened = self._lanes.admit(self.caller, source.document, source.stream.num_bytes)
+            source.document = replace(source.document, carry=None)  # it is large, and the engine has it now
             self._sources.append(source)
             if pulled.blocks and pulled.blocks[0].replaced:
                 source.opened.carry.replaced = pulled.blocks[0].replaced
@@ -191,6 +198,6 @@ class Feed:
 
     def _fail(self, source: Source, error: DocumentError) -> None:
         if source.opened is None or not source.opened.gone:
-            self.caller.rows.append(error_row(source.document, error))
+            self.caller.news.append(error_row(source.document, error))
         if source.opened is not None:
             self._lanes.drop(source.opened)

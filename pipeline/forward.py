@@ -8,7 +8,7 @@ token where scores are asked for, and the vectors that are finished: never a hid
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -43,6 +43,9 @@ class StepModel(Protocol):
 
     def new_state(self, slots: int) -> Any:
         """Tables of `slots` zero states."""
+
+    def lane(self, state: Any, lane: int) -> Mapping[str, torch.Tensor]:
+        """Views of one lane's own part of each table, by name: what a carry is made of, and where one is put back."""
 
     def step(self, ids_T: torch.Tensor, segments: Segments, state: Any) -> tuple[torch.Tensor, Any]:
         """Hidden states [T, D] after the final norm, and the state."""
@@ -84,6 +87,8 @@ class Launched:
     replaced: list[int]
     """Tokens at the prompt's end that these documents replace."""
     windows: dict[str, torch.Tensor]
+    carries: dict[int, dict[str, torch.Tensor]]
+    """Entry -> what its lane holds after the step, for those wanted."""
     begun: Mark | None
     done: Mark | None
 
@@ -152,6 +157,9 @@ class Forward:
     def _queue(self, step: Step, segments: Segments, afresh: Segments, ids_T: torch.Tensor, targets_T: torch.Tensor) -> Launched:
         """afresh: the segments as the model takes them, which begin anew at every reset."""
         begun, began = self._mark(), time.perf_counter()
+        for e in step.entries:
+            if e.load is not None:
+                self._put_back(e.entry.lane_in, e.load)
         hidden_TD, self.model_state = self.model.step(ids_T, afresh, self.model_state)
         documents: dict[str, torch.Tensor] = {}
         windows: dict[str, torch.Tensor] = {}
@@ -164,12 +172,15 @@ class Forward:
         first_logprobs = self._first_logprobs(step, firsts)
         ended = [e.entry.lane_out for e in step.entries if e.entry.ends] if self.task.state_norm else []
         norms = [self._to_host(self.model.state_norms(self.model_state, lane)) for lane in ended]
+        carries = {i: self.copy_lane(e.entry.lane_out) for i, e in enumerate(step.entries) if e.at_risk}
         done = self._mark()
         if done is None:
             self.meter.add(DEVICE, wall=time.perf_counter() - began)
         picks, picked = self._pick(step, hidden_TD)
         replaced = [e.document.carry.replaced for e in step.entries if e.entry.ends]
-        return Launched(segments, logprobs_T, firsts, first_logprobs, picks, picked, norms, documents, replaced, windows, begun, done)
+        return Launched(
+            segments, logprobs_T, firsts, first_logprobs, picks, picked, norms, documents, replaced, windows, carries, begun, done
+        )
 
     def _pool(self, hidden_TD: torch.Tensor, segments: Segments, state: PoolState) -> PoolOutput:
         output, self.pool_state = pool(
@@ -208,7 +219,8 @@ class Forward:
         results = []
         ended = closed = chosen = 0
         picks: Sequence[Picks | None] = launched.picks or [None] * len(runs)
-        for entry, touched, rows, places in zip(launched.segments.entries, runs, launched.firsts, picks, strict=True):
+        parts = zip(launched.segments.entries, runs, launched.firsts, picks, strict=True)
+        for index, (entry, touched, rows, places) in enumerate(parts):
             there = 0 if places is None else int((places.rows >= 0).sum())
             closes = sum(run.closes for run in touched)
             logprobs = None if launched.logprobs_T is None else launched.logprobs_T[entry.rows].numpy()
@@ -228,6 +240,7 @@ class Forward:
                     picks=places,
                     picked=None if launched.picked is None else launched.picked[chosen : chosen + there].numpy(),
                     state_norms=launched.norms[ended].numpy() if entry.ends and launched.norms else None,
+                    tensors=launched.carries.get(index, {}),
                 )
             )
             chosen += there
@@ -251,6 +264,29 @@ class Forward:
             else:
                 np.maximum(row_D, context_LD.max(axis=0), out=row_D)
         return pooled_WD
+
+    def lane(self, lane: int) -> dict[str, torch.Tensor]:
+        """Views of all that the tables hold for one lane, by name: the device's part of its document's carry."""
+        pooled = {} if self.pool_state is None else self.pool_state.lane(lane)
+        return {f"model.{name}": view for name, view in self.model.lane(self.model_state, lane).items()} | {
+            f"pool.{name}": view for name, view in pooled.items()
+        }
+
+    @torch.inference_mode()
+    def copy_lane(self, lane: int) -> dict[str, torch.Tensor]:
+        """The same, copied to the host; on a GPU queued behind what is queued already, and there once that is done."""
+        return {name: self._to_host(view) if view.is_cuda else view.clone() for name, view in self.lane(lane).items()}
+
+    def read_lane(self, lane: int) -> dict[str, torch.Tensor]:
+        """The same, waited for: while nothing runs, from any thread."""
+        tensors = self.copy_lane(lane)
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        return tensors
+
+    def _put_back(self, lane: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        for name, view in self.lane(lane).items():
+            view.copy_(tensors[name].pin_memory() if view.is_cuda else tensors[name], non_blocking=True)
 
     def _pack(self, entries: Sequence[Entry], num_tiles: int) -> Segments:
         return Segments.pack(entries, num_tiles, self.device, slots=self.tiles, span_tiles=self.span_tiles)

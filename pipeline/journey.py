@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from longscan.pipeline.engine import Engine
+from longscan.pipeline.keeper import Keeper
 from longscan.pipeline.meter import Meter
 from longscan.pipeline.read import Reader
 from longscan.pipeline.records import Shard, ShardReport
@@ -25,6 +26,7 @@ class Tools:
     tokenizer: DocumentTokenizer
     engine: Engine
     writer: Writer
+    keeper: Keeper
     meter: Meter = field(default_factory=Meter)
 
 
@@ -33,11 +35,13 @@ def process_shard(shard: Shard, tools: Tools, attempt: int | None = None) -> Sha
 
     attempt: its number, where it has begun already.
     """
-    documents = tools.reader.read(shard)
-    streams = tools.tokenizer.tokenize(documents)
-    with tools.writer.open(shard, attempt) as part, closing(tools.engine.process(streams)) as outcomes:
-        with tools.meter("write"):  # what the verbs before it take is charged to them
+    with tools.writer.open(shard, attempt) as part, tools.keeper.open(shard, part.attempt) as kept:
+        documents = kept.resume(tools.reader.read(shard), part)
+        streams = tools.tokenizer.tokenize(documents)
+        with closing(tools.engine.process(streams, kept)) as outcomes, tools.meter("write"):  # the verbs before it pay for themselves
             for outcome in outcomes:
                 part.add(outcome)
         with tools.meter("commit"):
-            return part.commit()
+            report = part.commit(kept.carried)
+        kept.clear()
+        return report

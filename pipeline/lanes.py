@@ -8,13 +8,15 @@ this one is on the device; results are booked later, in `HostCarry`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from longscan.kernels.segments import NO_LANE, TILE, Entry
-from longscan.pipeline.records import Document, Ids, Outcome, TokenBlock
+from longscan.pipeline.records import BEGINNING, Carry, Cut, Document, HostCarry, Ids, Outcome, Reached, TokenBlock
 from longscan.pipeline.schedule import Assignment, Candidate, plan_step, ready_tokens
 
 Offsets = npt.NDArray[np.int64]
@@ -33,13 +35,18 @@ class Taken:
     char_ends: Offsets | None = None
     next_start: int = 0
     """Where the token of `next_id` begins, in code points, where there are offsets and such a token."""
+    cut: Cut = BEGINNING
+    """The last safe cut at or before the end of these tokens."""
 
 
 class TokenQueue:
     """Tokens of one document that are cut and not yet scheduled."""
 
-    def __init__(self) -> None:
+    def __init__(self, cut: Cut = BEGINNING) -> None:
+        """cut: where the tokens begin, or the last safe cut before that."""
         self.held = 0
+        self.cut = cut
+        """The last safe cut at or before the next token."""
         self._blocks: deque[TokenBlock] = deque()
 
     def push(self, block: TokenBlock) -> None:
@@ -55,9 +62,10 @@ class TokenQueue:
         while missing:
             block = self._blocks.popleft()
             if len(block.ids) > missing:
-                self._blocks.appendleft(_cut(block, missing, len(block.ids)))
-                block = _cut(block, 0, missing)
+                self._blocks.appendleft(block.part(missing, len(block.ids)))
+                block = block.part(0, missing)
             parts.append(block)
+            self.cut = block.end or self.cut
             missing -= len(block.ids)
         self.held -= count
         next_id = int(self._blocks[0].ids[0]) if self._blocks else NO_TOKEN
@@ -65,39 +73,36 @@ class TokenQueue:
         ends = [part.char_ends for part in parts if part.char_ends is not None]
         ids = parts[0].ids if len(parts) == 1 else np.concatenate([part.ids for part in parts])
         if len(starts) < len(parts) or len(ends) < len(parts):
-            return Taken(ids, next_id)
+            return Taken(ids, next_id, cut=self.cut)
         after = self._blocks[0].char_starts if self._blocks else None
-        return Taken(ids, next_id, np.concatenate(starts), np.concatenate(ends), 0 if after is None else int(after[0]))
+        return Taken(ids, next_id, np.concatenate(starts), np.concatenate(ends), 0 if after is None else int(after[0]), self.cut)
 
 
-def _cut(block: TokenBlock, start: int, stop: int) -> TokenBlock:
-    starts = None if block.char_starts is None else block.char_starts[start:stop]
-    ends = None if block.char_ends is None else block.char_ends[start:stop]
-    return TokenBlock(block.ids[start:stop], starts, ends, block.end if stop == len(block.ids) else None)
+class Keeper(Protocol):
+    """Who keeps what a caller's documents have come to, so that they can go on after a stop."""
 
+    @property
+    def checkpoint_tokens(self) -> int:
+        """Tokens between two carries of a document, counted from its start."""
 
-@dataclass(slots=True)
-class HostCarry:
-    """The host's part of a document's carry, a few numbers whatever its length; the device's part lies in its lane's slots."""
+    def reserve(self) -> bool:
+        """Whether a carry may be made now; it then comes through `keep`, or `forget` is called instead. Called under the engine's lock."""
 
-    position: int = 0
-    """Tokens whose results are in; a multiple of the segment until the document ends."""
-    next_logprob: float = float("nan")
-    """Of the token at `position`: it comes from the row before it."""
-    log_likelihood: float = 0.0
-    window_log_likelihood: float = 0.0
-    """Of the open window, as is the next."""
-    window_char_start: int | None = None
-    replaced: int = 0
-    """Tokens at the end of the prompt that the document's own stand for."""
+    def forget(self) -> None:
+        """A carry that was reserved does not come."""
+
+    def keep(self, news: Sequence[Outcome | Carry | Reached]) -> list[Outcome]:
+        """Take a caller's news in their order, in the caller's thread; returns the rows among them."""
 
 
 @dataclass(slots=True, eq=False)
 class Caller:
-    """One call of `Engine.process`: its documents inside the engine, and the rows that wait to be read."""
+    """One call of `Engine.process`: its documents inside the engine, and what waits to be read."""
 
+    keeper: Keeper | None = None
     documents: set[OpenDocument] = field(default_factory=set)
-    rows: deque[Outcome] = field(default_factory=deque)
+    news: deque[Outcome | Carry | Reached] = field(default_factory=deque)
+    """In the order in which they came to be, for every document: a carry stands behind the rows before its position."""
     held_tokens: int = 0
     """Cut and not yet scheduled. Rows come of tokens only, so a bound on these bounds the rows of a caller that does not read."""
     idle: bool = False
@@ -115,6 +120,10 @@ class OpenDocument:
     place: Candidate
     tokens: TokenQueue = field(default_factory=TokenQueue)
     carry: HostCarry = field(default_factory=HostCarry)
+    saved: int = 0
+    """Position of the newest carry that was made."""
+    load: Mapping[str, torch.Tensor] | None = None
+    """The device's part of the carry that it goes on from, until its first entry here."""
     gone: bool = False
     """Failed, or given up by its caller: results still on their way are dropped."""
 
@@ -131,6 +140,10 @@ class StepEntry:
     document: OpenDocument
     entry: Entry
     taken: Taken
+    load: Mapping[str, torch.Tensor] | None = None
+    """What its lane must hold before it, where it does not hold it yet."""
+    at_risk: int = 0
+    """What its lane holds after it is wanted as a carry, the first one for so many tokens; 0: it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +208,13 @@ class Lanes:
         self._arrivals = 0
 
     def admit(self, caller: Caller, document: Document, num_bytes: int | None) -> OpenDocument:
+        """A document with a carry goes on where that was made."""
         self._arrivals += 1
-        opened = OpenDocument(caller, document, num_bytes, Candidate(self._arrivals, last_served=self.totals.steps))
+        place, start = Candidate(self._arrivals, last_served=self.totals.steps), document.carry
+        opened = OpenDocument(caller, replace(document, carry=None), num_bytes, place)
+        if start is not None:
+            opened.tokens, opened.carry, opened.load = TokenQueue(start.cut), replace(start.host), start.tensors()
+            opened.saved = place.position = start.position
         self._documents[opened.place.key] = opened
         caller.documents.add(opened)
         return opened
@@ -218,6 +236,11 @@ class Lanes:
             document.caller.held_tokens -= document.tokens.held
             self.ready_tokens -= document.place.ready
             self._release(document)
+
+    def at_risk(self) -> list[tuple[OpenDocument, int]]:
+        """Documents with a lane that are further than their last carry, and by how many tokens."""
+        risks = [(d, d.place.position - d.saved) for d in self._documents.values() if d.place.lane != NO_LANE]
+        return [(document, tokens) for document, tokens in risks if tokens]
 
     def next_step(self) -> Step | None:
         """Book the next step; None where no document can go."""
@@ -247,7 +270,7 @@ class Lanes:
             a.first_tile,
             a.num_tokens,
             a.position,
-            lane_in=place.lane if a.position else self._first_lane(document),
+            lane_in=a.lane if a.position else self._first_lane(document),
             lane_out=NO_LANE if a.ends and not self.keep_lanes else a.lane,
             ends=a.ends,
         )
@@ -255,10 +278,23 @@ class Lanes:
         document.caller.held_tokens -= a.num_tokens
         place.lane, place.position, place.last_served = a.lane, a.position + a.num_tokens, self.totals.steps
         self._refresh(document)
+        load, document.load = document.load, None
+        at_risk = 0 if a.ends else self._book_carry(document)
         if a.ends:
             del self._documents[a.key]
             self._release(document)
-        return StepEntry(document, entry, taken)
+        return StepEntry(document, entry, taken, load, at_risk)
+
+    def _book_carry(self, document: OpenDocument) -> int:
+        """Tokens since the last carry, if a new one is due where the document is now and there is room for it, else 0.
+
+        One that finds no room is tried again after the document's next entry.
+        """
+        keeper, position, saved = document.caller.keeper, document.place.position, document.saved
+        if keeper is None or position // keeper.checkpoint_tokens == saved // keeper.checkpoint_tokens or not keeper.reserve():
+            return 0
+        document.saved = position
+        return position - saved
 
     def _first_lane(self, document: OpenDocument) -> int:
         return self.first_lane if self.first_lane == NO_LANE else self.first_lane + document.carry.replaced

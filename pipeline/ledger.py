@@ -20,7 +20,7 @@ from typing import Any
 
 from longscan.pipeline.errors import OutputError
 from longscan.pipeline.gate import gate
-from longscan.pipeline.records import ShardReport
+from longscan.pipeline.records import Carried, ShardReport
 from longscan.pipeline.storage import Location, atomic_write, children, create_exclusive, exists, read_bytes, remove, writing
 
 RUN = "_run"
@@ -138,7 +138,8 @@ def read_reports(output: Location) -> dict[int, ShardReport]:
 
 def _read_report(place: Location) -> ShardReport:
     try:
-        return ShardReport(**json.loads(read_bytes(place) or b""))
+        values = json.loads(read_bytes(place) or b"")
+        return ShardReport(**values | {"carried": Carried(**values.get("carried", {}))})
     except (ValueError, TypeError) as error:
         raise OutputError(
             f"{place}: expected the report of a shard, found something else ({error}); remove it to do the shard anew"

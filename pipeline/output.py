@@ -165,6 +165,7 @@ class RunFolder:
             "windows": sum(report.num_windows for report in done),
             **more,
         }
+        remove_tree(self.place / RUN / "carries")
         remove_tree(self.place / RUN / "tmp")  # before the mark: nothing is touched behind it
         atomic_write(self.place / SUCCESS, json.dumps(summary, indent=2).encode())
         return summary

@@ -8,13 +8,17 @@ A row of the input is named by (shard, ordinal): the ordinal counts the shard's 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from longscan.pipeline.config import TaskConfig
+
+if TYPE_CHECKING:
+    import torch
 
 Ids = npt.NDArray[np.int32]
 Vector = npt.NDArray[np.float32] | npt.NDArray[np.float16]
@@ -85,6 +89,63 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """A place in a document from where its tokens can be cut on, as if all before had been cut in the same go."""
+
+    byte: int = 0
+    """Of the text's UTF-8. 0, as `char`, where token ids came in."""
+    char: int = 0
+    """The same place in code points."""
+    token: int = 0
+    """Tokens before it."""
+
+
+BEGINNING = Cut()
+
+
+@dataclass(slots=True)
+class HostCarry:
+    """The host's part of a document's carry, a few numbers whatever its length; the device's part lies in its lane's slots."""
+
+    position: int = 0
+    """Tokens whose results are in; a multiple of the segment until the document ends."""
+    next_logprob: float = float("nan")
+    """Of the token at `position`: it comes from the row before it."""
+    log_likelihood: float = 0.0
+    window_log_likelihood: float = 0.0
+    """Of the open window, as is the next."""
+    window_char_start: int | None = None
+    replaced: int = 0
+    """Tokens at the end of the prompt that the document's own stand for."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Carry:
+    """All that a document takes along where it is stopped and goes on later: as if it had never been stopped."""
+
+    ordinal: int
+    host: HostCarry
+    cut: Cut
+    """The last safe cut at or before the position: from there on the text is tokenized again, up to the position in vain."""
+    tensors: Callable[[], Mapping[str, torch.Tensor]]
+    """The device's part by the names of its tables, on the host or not: it is large, so whoever needs it asks for it then."""
+    at_risk: int = 0
+    """Tokens since the carry before it: what would be computed again without this one."""
+
+    @property
+    def position(self) -> int:
+        return self.host.position
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How far a document has come: no result, but what tells after a crash how much is computed again."""
+
+    ordinal: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
 class Document:
     """One row of the input. Exactly one of `text` and `token_ids` is set; in rows that leave the engine neither is, so
     that nothing keeps a text in memory whose tokens are cut."""
@@ -100,21 +161,8 @@ class Document:
     """One row: the passthrough columns, possibly none."""
     positions: npt.NDArray[np.int64] | None = None
     """Places that the task is asked for, ascending."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A place in a document from where its tokens can be cut on, as if all before had been cut in the same go."""
-
-    byte: int = 0
-    """Of the text's UTF-8. 0, as `char`, where token ids came in."""
-    char: int = 0
-    """The same place in code points."""
-    token: int = 0
-    """Tokens before it."""
-
-
-BEGINNING = Cut()
+    carry: Carry | None = None
+    """Where it goes on, if an attempt before has come so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +177,12 @@ class TokenBlock:
     """Where the next block begins. None for a part of a block, and behind an EOS token that is not the text's."""
     replaced: int = 0
     """Of a document's first block: tokens at the end of the prompt that its own stand for."""
+
+    def part(self, start: int, stop: int) -> TokenBlock:
+        """The tokens from `start` to `stop`."""
+        starts = None if self.char_starts is None else self.char_starts[start:stop]
+        ends = None if self.char_ends is None else self.char_ends[start:stop]
+        return TokenBlock(self.ids[start:stop], starts, ends, self.end if stop == len(self.ids) else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +279,24 @@ Outcome = DocumentRow | WindowRow | PositionRow | TokensRow | ErrorRow
 
 
 @dataclass(frozen=True, slots=True)
+class Carried:
+    """What stops cost a shard, over all attempts at it, and what it cost the one that committed to be ready for them."""
+
+    resumed_documents: int = 0
+    """Documents that went on from a carry."""
+    recomputed_tokens: int = 0
+    """Tokens that had been computed by an attempt that was stopped, and were computed again."""
+    kept_tokens: int = 0
+    """By the last attempt, as are the next: tokens that it did not compute, but found in carries and in finished documents."""
+    carries_written: int = 0
+    carry_seconds: float = 0.0
+    """That its thread spent on keeping rows and handing over carries; writing carries waits for nobody."""
+
+    def plus(self, other: Carried) -> Carried:
+        return Carried(*(mine + others for mine, others in zip(astuple(self), astuple(other), strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
 class ShardReport:
     """What a committed shard holds: a line of the run's manifest."""
 
@@ -234,6 +306,7 @@ class ShardReport:
     num_tokens: int
     num_windows: int
     seconds: float
+    carried: Carried = field(default_factory=Carried)
 
 
 def vector_type(task: TaskConfig, width: int) -> pa.DataType:

@@ -10,15 +10,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from longscan.kernels.pool import Run
 from longscan.kernels.segments import TILE
 from longscan.pipeline.classify import Head, apply
 from longscan.pipeline.config import TaskConfig
 from longscan.pipeline.errors import DocumentError
-from longscan.pipeline.lanes import HostCarry, Taken
+from longscan.pipeline.lanes import Taken
 from longscan.pipeline.places import Picks
 from longscan.pipeline.pool import check_range
-from longscan.pipeline.records import Document, DocumentRow, ErrorRow, Outcome, PositionRow, TokensRow, Vector, WindowRow
+from longscan.pipeline.records import Document, DocumentRow, ErrorRow, HostCarry, Outcome, PositionRow, TokensRow, Vector, WindowRow
 from longscan.pipeline.score import UNSCORED, Logprobs, bits_per_byte, scores_first_token, tile_sums
 
 
@@ -42,6 +43,8 @@ class EntryResult:
     """[R, D]: hidden states there, but for places before all tokens."""
     state_norms: npt.NDArray[np.float64] | None = None
     """[layers, ...]: norms of the parts of the final state, for an entry that ends its document, where they are asked for."""
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """What the entry's lane holds after it, where that is wanted as a carry."""
 
 
 def error_row(document: Document, error: DocumentError) -> ErrorRow:

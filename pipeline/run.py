@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -33,7 +33,7 @@ from longscan.pipeline.output import RunFolder, open_output
 from longscan.pipeline.plan import Plan, make_plan
 from longscan.pipeline.progress import Progress, count
 from longscan.pipeline.recipe import read_recipe, settle
-from longscan.pipeline.records import ShardReport
+from longscan.pipeline.records import Carried, ShardReport
 from longscan.pipeline.resolve import Choice, Sizes, choose, choose_sizes, choose_spans, look_at_device, model_facts, pinned, tokenizer_of
 from longscan.pipeline.scan import Scan, scan
 from longscan.pipeline.storage import atomic_write, locate
@@ -232,6 +232,7 @@ def _write_metrics(prepared: Prepared, job: Job, results: Sequence[Result], seco
         "sizes": asdict(job.sizes),
         "cluster": prepared.config.cluster.mode,
         "workers": asdict(prepared.workers),
+        "carries": _carried(reports),
         "worker_seconds": round(usage.seconds, 3),
         "steps": usage.steps.steps,
         "waste": round(usage.steps.waste, 4),
@@ -242,22 +243,36 @@ def _write_metrics(prepared: Prepared, job: Job, results: Sequence[Result], seco
     atomic_write(output.place / RUN / "metrics.json", json.dumps(metrics, indent=2).encode())
 
 
+def _carried(reports: Sequence[ShardReport]) -> dict[str, float]:
+    """What stops cost these shards."""
+    carried = asdict(reduce(Carried.plus, (report.carried for report in reports), Carried()))
+    return {name: round(value, 3) for name, value in carried.items()}
+
+
 def _in_process(job: Job, workers: Workers, chains: Sequence[Chain], progress: Progress) -> Generator[Result, None, None]:
     # The worker is closed before the pool waits for its threads: they end because it is.
     with (
         ThreadPoolExecutor(SHARDS_AT_ONCE, thread_name_prefix="shard") as pool,
         Worker(job, threads=workers.cores, on_tokens=progress.add_tokens) as worker,
     ):
-        waiting = iter(chains)
-        running: set[Future[list[Result]]] = set()
-        while True:
-            while len(running) < SHARDS_AT_ONCE and (chain := next(waiting, None)) is not None:
-                running.add(pool.submit(worker.run_chain, chain))
-            if not running:
-                return
-            finished, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in finished:
-                yield from future.result()
+        try:
+            yield from _chains_through(worker, pool, chains)
+        except (KeyboardInterrupt, GeneratorExit):
+            worker.flush()
+            raise
+
+
+def _chains_through(worker: Worker, pool: ThreadPoolExecutor, chains: Sequence[Chain]) -> Iterator[Result]:
+    waiting = iter(chains)
+    running: set[Future[list[Result]]] = set()
+    while True:
+        while len(running) < SHARDS_AT_ONCE and (chain := next(waiting, None)) is not None:
+            running.add(pool.submit(worker.run_chain, chain))
+        if not running:
+            return
+        finished, running = wait(running, return_when=FIRST_COMPLETED)
+        for future in finished:
+            yield from future.result()
 
 
 def _warn_of_length(prepared: Prepared, output: RunFolder, plan: Plan) -> None:

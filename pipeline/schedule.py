@@ -31,7 +31,7 @@ class Candidate:
     last_served: int
     """Step in which it last had an entry; for a new document the step at its arrival."""
     position: int = 0
-    """Tokens that earlier steps took."""
+    """Tokens that earlier steps took, also of an earlier engine: a document that goes on needs a lane for what it brings."""
     ready: int = 0
     """Tokens that can go into a step now: whole segments, or all that is left where `complete`."""
     complete: bool = False
@@ -48,7 +48,7 @@ class Assignment:
     num_tokens: int
     position: int
     lane: int
-    """Held before or taken now. NO_LANE for a document that begins and ends in this step, unless all keep lanes."""
+    """Held before or taken now. NO_LANE for a document that begins, at its start, and ends in this step, unless all keep lanes."""
     ends: bool
 
     @property
@@ -142,7 +142,7 @@ class _Shares:
         self.keep_lanes = keep_lanes
         self.granted: dict[int, int] = {}
         self.reserved: set[int] = set()
-        """New documents that go on after this step, as far as granted yet: each will take a free lane."""
+        """Documents that begin to need a lane, as far as granted yet: each will take a free one."""
         self.reached = 0
         """Candidates of the first round that were looked at; none behind them was granted anything."""
 
@@ -167,7 +167,7 @@ class _Shares:
             return False
         if c.lane == NO_LANE and c.key not in self.reserved and len(self.reserved) >= self.lanes:
             # With no lane to go on in, it goes only if all of it fits into this step.
-            if not c.complete or self.keep_lanes:
+            if not c.complete or c.position or self.keep_lanes:
                 return False
             tokens = rest
         tiles = -(-tokens // TILE)
@@ -175,7 +175,7 @@ class _Shares:
             return False
         self.tiles_left -= tiles
         self.granted[c.key] = granted + tokens
-        if c.lane == NO_LANE and c.complete and tokens == rest and not self.keep_lanes:
+        if c.lane == NO_LANE and not c.position and c.complete and tokens == rest and not self.keep_lanes:
             self.reserved.discard(c.key)
         elif c.lane == NO_LANE:
             self.reserved.add(c.key)

@@ -24,6 +24,7 @@ from longscan.pipeline.columns import NO_COLUMNS
 from longscan.pipeline.engine import EngineFailed
 from longscan.pipeline.errors import Stopped, WorkerKilled
 from longscan.pipeline.journey import Tools
+from longscan.pipeline.keeper import ShardKeeper
 from longscan.pipeline.ledger import Loss, note_rows
 from longscan.pipeline.records import Document, ErrorRow, Outcome, Shard, ShardReport, TokenBlock, TokenStream
 from longscan.pipeline.rows import error_row
@@ -129,12 +130,16 @@ def process_carefully(shard: Shard, tools: Tools, history: History, attempt: int
         "shard %d: its worker died %d times; it runs alone, document by document, to find out by which", shard.index, len(history.losses)
     )
     lost = [row for row, loss in killers.items() if loss.stage == "read"]
-    with tools.writer.open(shard, attempt) as part, closing(tools.reader.read(shard, careful=True, unreadable=lost)) as documents:
+    with (
+        tools.writer.open(shard, attempt) as part,
+        tools.keeper.open(shard, attempt) as kept,
+        closing(tools.reader.read(shard, careful=True, unreadable=lost)) as documents,
+    ):
         _try_engine(tools)
         for rows in history.groups(shard.num_rows):
             note_rows(output, shard.index, attempt, rows, "read")
             if len(rows) > 1:
-                _process(islice(documents, len(rows)), tools, part)
+                _process(islice(documents, len(rows)), tools, part, kept)
                 continue
             document = next(documents)
             killer = killers.get(rows.start)
@@ -144,12 +149,15 @@ def process_carefully(shard: Shard, tools: Tools, history: History, attempt: int
                 part.add(row)
                 continue
             note_rows(output, shard.index, attempt, rows, "engine")
-            _process(iter([document]), tools, part)
-        return part.commit()
+            _process(iter([document]), tools, part, kept)
+        report = part.commit(kept.carried)
+        kept.clear()
+        return report
 
 
-def _process(documents: Iterator[Document | ErrorRow], tools: Tools, part: PartWriter) -> None:
-    with closing(tools.engine.process(tools.tokenizer.tokenize(documents))) as outcomes:
+def _process(documents: Iterator[Document | ErrorRow], tools: Tools, part: PartWriter, kept: ShardKeeper) -> None:
+    streams = tools.tokenizer.tokenize(kept.resume(documents, part))
+    with closing(tools.engine.process(streams, kept)) as outcomes:
         for outcome in outcomes:
             part.add(outcome)
 

@@ -18,6 +18,7 @@ from longscan.pipeline.engine import Engine, EngineFailed
 from longscan.pipeline.errors import ConfigError, LongscanError, OutputError, Stopped
 from longscan.pipeline.fetch import fetch_model
 from longscan.pipeline.journey import Tools, process_shard
+from longscan.pipeline.keeper import Keeper
 from longscan.pipeline.lanes import StepTotals
 from longscan.pipeline.ledger import Late, begin_attempt, end_attempt, losses, report_of
 from longscan.pipeline.meter import Cost, Costs, Meter, add_costs
@@ -132,6 +133,12 @@ class Worker:
                 start=job.start,
                 heads=choice.heads,
             ),
+            keeper=Keeper(
+                self.output,
+                job.provenance.get("fingerprint", ""),
+                engine.carry_layout,
+                checkpoint_tokens=config.engine.checkpoint_tokens,
+            ),
             meter=meter,
         )
         self._job = job
@@ -152,8 +159,17 @@ class Worker:
         self._stopped.set()
         self._watchdog.close()
         self.tools.engine.close()
+        self.tools.keeper.close()
         self.tools.tokenizer.close()
         self.tools.reader.close()
+
+    def flush(self) -> None:
+        """Stop in good order, within `cluster.grace_s`: documents in flight have their carries then, those that cost most first."""
+        self._stopped.set()
+        end = time.monotonic() + self._job.config.cluster.grace_s
+        stopped = self.tools.engine.stop(self._job.config.cluster.grace_s)
+        if not stopped or not self.tools.keeper.flush(max(end - time.monotonic(), 0.0)):
+            log.warning("not all documents in flight could be kept within cluster.grace_s; the next start goes back to their last carries")
 
     def run_shard(self, shard: Shard) -> Result:
         """Send one shard on its journey, unless it is committed already; try again what may pass.

@@ -27,6 +27,7 @@ from longscan.pipeline.ledger import RUN, begin_attempt, check_newest, write_rep
 from longscan.pipeline.records import (
     ERRORS_SCHEMA,
     TOKENS_SCHEMA,
+    Carried,
     DocumentRow,
     ErrorRow,
     HeadShape,
@@ -51,6 +52,7 @@ TABLES = ("windows", "tokens", "positions", "errors", "documents")
 """In the order of commit."""
 
 NO_PASSTHROUGH = pa.schema([])
+NOT_CARRIED = Carried()
 
 
 def tables_of(task: TaskConfig) -> tuple[str, ...]:
@@ -120,7 +122,7 @@ class PartWriter:
 
     def __init__(self, writer: Writer, shard: Shard, attempt: int) -> None:
         self._shard = shard
-        self._attempt = attempt
+        self.attempt = attempt
         self._output = writer.output
         self._start = writer.start
         self._began = time.monotonic()
@@ -173,8 +175,11 @@ class PartWriter:
             case TokensRow():
                 self._arrivals["tokens"].add(outcome)
 
-    def commit(self) -> ShardReport:
-        """Make the shard's files visible and the shard done. Raises OutputError where rows are missing, Late where it is too late."""
+    def commit(self, carried: Carried = NOT_CARRIED) -> ShardReport:
+        """Make the shard's files visible and the shard done; `carried` is for its report.
+
+        Raises OutputError where rows are missing, Late where it is too late.
+        """
         self._check_complete()
         files = {name: table.file for name, table in self._arrivals.items()} | {name: table.file for name, table in self._ordered.items()}
         with writing(self._temporary):
@@ -185,11 +190,11 @@ class PartWriter:
             for file in files.values():
                 file.close()
         with gate(self._output, shut=False):
-            check_newest(self._output, self._shard.index, self._attempt, self._start)
+            check_newest(self._output, self._shard.index, self.attempt, self._start)
             for name in TABLES:
                 if name in files:
                     commit_file(files[name].path, self._output / name / self._shard.part_name)
-            report = self._report()
+            report = self._report(carried)
             write_report(self._output, report)
         return report
 
@@ -200,10 +205,10 @@ class PartWriter:
         if self._temporary.is_local and not self._output.is_local:
             shutil.rmtree(self._temporary.path, ignore_errors=True)
 
-    def _report(self) -> ShardReport:
+    def _report(self, carried: Carried) -> ShardReport:
         count = self._counts
         seconds = round(time.monotonic() - self._began, 3)
-        return ShardReport(self._shard.index, count["documents"], count["errors"], count["tokens"], count["windows"], seconds)
+        return ShardReport(self._shard.index, count["documents"], count["errors"], count["tokens"], count["windows"], seconds, carried)
 
     def _open_tables(self, writer: Writer) -> None:
         """Temporary files lie on the disk of a local output, for a rename; else wherever this machine keeps such files."""
@@ -216,7 +221,7 @@ class PartWriter:
             "positions": partial(positions_batch, schema=writer.schemas.get("positions"), heads=writer.heads),
         }
         for name, schema in writer.schemas.items():
-            path = os.path.join(self._temporary.path, f"{self._shard.index:05d}-{self._attempt:06d}-{name}.parquet")
+            path = os.path.join(self._temporary.path, f"{self._shard.index:05d}-{self.attempt:06d}-{name}.parquet")
             if name in ("documents", "errors"):
                 self._ordered[name] = OrderedTable(path, schema, convert[name])
             else:

@@ -26,6 +26,9 @@ class CountingModel:
     def new_state(self, slots: int) -> torch.Tensor:
         return torch.zeros((slots, self.width), dtype=torch.float64, device=self.device)
 
+    def lane(self, state: torch.Tensor, lane: int) -> dict[str, torch.Tensor]:
+        return {"counts": state[lane]}
+
     def step(self, ids_T: torch.Tensor, segments: Segments, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.steps.append(segments)
         hidden_TD = torch.full((segments.num_rows, self.width), 7.0, device=self.device)  # padding: finite, and wrong if it is used

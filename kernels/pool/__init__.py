@@ -40,6 +40,10 @@ class PoolState:
         names = _table_names(poolings, window_tokens)
         return cls({name: empty_table(name, slots, width, device) for name in names})
 
+    def lane(self, lane: int) -> dict[str, torch.Tensor]:
+        """Views of a lane's own part of each table."""
+        return {name: table[lane] for name, table in self.tables.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class PoolOutput:

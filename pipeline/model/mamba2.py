@@ -27,7 +27,7 @@ GPU_ALIGNMENT = 8
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """What every lane's document has left behind in every layer. A lane's own part is `[:, lane]` of each table."""
+    """What every lane's document has left behind in every layer. A lane's own part is `[:, lane]` of each table (`Mamba2.lane`)."""
 
     tail: torch.Tensor
     """[layers, S, K - 1, C], the model's dtype: last inputs of each convolution, oldest first."""
@@ -132,6 +132,10 @@ class Mamba2:
         """[layers, H], float64: Frobenius norm of each head's state in a lane. One lane at a time: its bits know no other."""
         norms: torch.Tensor = torch.linalg.vector_norm(state.ssm[:, lane], dim=(2, 3), dtype=torch.float64)
         return norms
+
+    def lane(self, state: ModelState, lane: int) -> dict[str, torch.Tensor]:
+        """Views of a lane's own part of each table."""
+        return {"tail": state.tail[:, lane], "ssm": state.ssm[:, lane]}
 
     def step(self, ids_T: torch.Tensor, segments: Segments, state: ModelState) -> tuple[torch.Tensor, ModelState]:
         """Run the packed `segments` through all layers.

@@ -88,6 +88,25 @@ class EosBlocks(Iterator[TokenBlock]):
         close_iterator(self._blocks)
 
 
+class LaterBlocks(Iterator[TokenBlock]):
+    """Blocks without their first `count` tokens."""
+
+    def __init__(self, blocks: Iterator[TokenBlock], count: int) -> None:
+        self._blocks = blocks
+        self._left = count
+
+    def __next__(self) -> TokenBlock:
+        block = next(self._blocks)
+        while self._left and self._left >= len(block.ids):
+            self._left -= len(block.ids)
+            block = next(self._blocks)
+        skipped, self._left = self._left, 0
+        return block.part(skipped, len(block.ids)) if skipped else block
+
+    def close(self) -> None:
+        close_iterator(self._blocks)
+
+
 def close_iterator(iterator: Iterator[object]) -> None:
     """Tell an iterator that nothing more will be asked for, if it can be told."""
     close = getattr(iterator, "close", None)

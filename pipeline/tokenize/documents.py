@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from longscan.pipeline.errors import ConfigError, DocumentError
 from longscan.pipeline.meter import Meter, MeteredExecutor
-from longscan.pipeline.records import BEGINNING, Cut, Document, ErrorRow, TokenBlock, TokenStream
-from longscan.pipeline.tokenize.blocks import EosBlocks, batch_blocks, checked_ids, close_iterator, encode_batch, id_blocks
+from longscan.pipeline.records import BEGINNING, Document, ErrorRow, TokenBlock, TokenStream
+from longscan.pipeline.tokenize.blocks import EosBlocks, LaterBlocks, batch_blocks, checked_ids, close_iterator, encode_batch, id_blocks
 from longscan.pipeline.tokenize.prompt import Prompt
 from longscan.pipeline.tokenize.texts import PIECE_BYTES, TextBlocks
 from longscan.pipeline.tokenize.tokenizer import TextTokenizer
@@ -85,14 +85,15 @@ class DocumentTokenizer:
         finally:
             ahead.close()
 
-    def stream(self, document: Document, *, start: Cut = BEGINNING) -> TokenStream:
-        """The tokens of one document, from a cut on that a block of an earlier stream of it ended with.
+    def stream(self, document: Document) -> TokenStream:
+        """The tokens of one document, from its carry on where it has one.
 
         Raises DocumentError where its token ids are not valid.
         """
+        start = BEGINNING if document.carry is None else document.carry.cut
         if document.token_ids is not None:
             ids = checked_ids(document.token_ids, self._vocab_size)
-            return TokenStream(document, self._ended(id_blocks(ids, start.token), start, with_offsets=False), None, len(ids))
+            return TokenStream(document, self._dressed(id_blocks(ids, start.token), document, with_offsets=False), None, len(ids))
         blocks = TextBlocks(
             text_of(document),
             self._text_tokenizer,
@@ -103,7 +104,7 @@ class DocumentTokenizer:
             with_offsets=self._with_offsets,
             prompt=self._prompt,
         )
-        return self._text_stream(document, self._ended(blocks, start, with_offsets=self._with_offsets))
+        return self._text_stream(document, self._dressed(blocks, document, with_offsets=self._with_offsets))
 
     def short_streams(self, documents: list[Document]) -> list[TokenStream]:
         """The same for several documents of little text, tokenized in one call."""
@@ -112,7 +113,7 @@ class DocumentTokenizer:
         streams = []
         for index, (document, text) in enumerate(zip(documents, texts, strict=True)):
             blocks = batch_blocks(batch, index, text.nbytes)
-            streams.append(self._text_stream(document, self._ended(blocks, BEGINNING, with_offsets=self._with_offsets)))
+            streams.append(self._text_stream(document, self._dressed(blocks, document, with_offsets=self._with_offsets)))
         return streams
 
     @property
@@ -120,8 +121,12 @@ class DocumentTokenizer:
         assert self._tokenizer is not None, "without a tokenizer, documents bring token ids"
         return self._tokenizer
 
-    def _ended(self, blocks: Iterator[TokenBlock], start: Cut, *, with_offsets: bool) -> Iterator[TokenBlock]:
-        return blocks if self._eos_id is None else EosBlocks(blocks, self._eos_id, start=start, with_offsets=with_offsets)
+    def _dressed(self, blocks: Iterator[TokenBlock], document: Document, *, with_offsets: bool) -> Iterator[TokenBlock]:
+        """With the EOS token at their end, from the position on that the document has come to."""
+        carry = document.carry
+        if self._eos_id is not None:
+            blocks = EosBlocks(blocks, self._eos_id, start=BEGINNING if carry is None else carry.cut, with_offsets=with_offsets)
+        return blocks if carry is None else LaterBlocks(blocks, carry.position - carry.cut.token)
 
     @staticmethod
     def _text_stream(document: Document, blocks: Iterator[TokenBlock]) -> TokenStream:
@@ -167,7 +172,7 @@ class Ahead:
                 self._exhausted = True
             elif isinstance(document, ErrorRow):
                 self._add([document])
-            elif document.text is None or document.text.nbytes > self._tokenizer.piece_bytes // SHORT_SHARE:
+            elif document.text is None or document.carry is not None or document.text.nbytes > self._tokenizer.piece_bytes // SHORT_SHARE:
                 self._add([self._stream(document)])
             else:
                 self._short.append(document)

@@ -13,7 +13,7 @@ from longscan.pipeline.config import TaskConfig
 from longscan.pipeline.engine import Engine
 from longscan.pipeline.errors import OutputError
 from longscan.pipeline.journey import Tools, process_shard
-from longscan.pipeline.records import Document, DocumentRow, ErrorRow, Outcome, Shard, ShardReport, TokenStream
+from longscan.pipeline.records import Carried, Carry, Document, DocumentRow, ErrorRow, Outcome, Reached, Shard, ShardReport, TokenStream
 
 LENGTHS = [5, 0, 300, 64, 1]
 
@@ -42,6 +42,7 @@ class FakeTokenizer:
 class FakePart:
     shard: Shard
     full_at: int | None
+    attempt: int = 1
     rows: list[Outcome] = field(default_factory=list)
     left_with: list[Any] = field(default_factory=list)
 
@@ -56,7 +57,7 @@ class FakePart:
             raise OutputError("the disk is full")
         self.rows.append(outcome)
 
-    def commit(self) -> ShardReport:
+    def commit(self, _carried: Carried) -> ShardReport:
         assert not self.left_with, "committed before it is left"
         errors = sum(isinstance(row, ErrorRow) for row in self.rows)
         tokens = sum(row.num_tokens for row in self.rows if isinstance(row, DocumentRow))
@@ -74,8 +75,33 @@ class FakeWriter:
         return self.parts[shard.index]
 
 
+class FakeKeeper:
+    """Keeps nothing."""
+
+    checkpoint_tokens = 1 << 20
+    carried = Carried()
+
+    def open(self, _shard: Shard, _attempt: int) -> FakeKeeper:
+        return self
+
+    def __enter__(self) -> FakeKeeper:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def resume(self, documents: Iterator[Document | ErrorRow], _rows: Any) -> Iterator[Document | ErrorRow]:
+        return documents
+
+    def keep(self, news: list[Any]) -> list[Outcome]:
+        return [item for item in news if not isinstance(item, Carry | Reached)]
+
+    def clear(self) -> None:
+        pass
+
+
 def tools(engine: Engine, writer: FakeWriter) -> Tools:
-    return Tools(FakeReader(), FakeTokenizer(), engine, writer)  # type: ignore[arg-type]
+    return Tools(FakeReader(), FakeTokenizer(), engine, writer, FakeKeeper())  # type: ignore[arg-type]
 
 
 @pytest.fixture

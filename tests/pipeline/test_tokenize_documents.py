@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from longscan.pipeline.errors import ConfigError, DocumentError
-from longscan.pipeline.records import BEGINNING, Document, ErrorRow, Ids, TokenBlock, TokenStream
+from longscan.pipeline.records import BEGINNING, Carry, Cut, Document, ErrorRow, HostCarry, Ids, TokenBlock, TokenStream
 from longscan.pipeline.tokenize import DocumentTokenizer, TextTokenizer
 from tokenizer_zoo import PROVEN, UNPROVEN, WORDS, texts
 from tokenizers import Tokenizer
@@ -28,6 +28,11 @@ LONG = WORDS * 20
 def document(text: str | None = None, ids: Ids | None = None, ordinal: int = 0) -> Document:
     view = None if text is None else memoryview(pa.py_buffer(text.encode()))
     return Document(ordinal, f"a.parquet#{ordinal}", "a.parquet", ordinal, view, ids, NO_COLUMNS)
+
+
+def carried(document: Document, cut: Cut, beyond: int = 0) -> Document:
+    """The document, to go on `beyond` tokens behind a cut."""
+    return replace(document, carry=Carry(document.ordinal, HostCarry(cut.token + beyond), cut, dict))
 
 
 @cache
@@ -85,9 +90,12 @@ def test_a_stream_goes_on_from_where_any_block_ended(name: str) -> None:
         assert len(blocks) > 20
         for index, block in enumerate(blocks[:-1]):
             assert block.end is not None
-            rest = list(tested.stream(document(LONG), start=block.end).blocks)
+            rest = list(tested.stream(carried(document(LONG), block.end)).blocks)
             assert ids_of(iter(rest)) == ids_of(iter(blocks[index + 1 :]))
             assert [b.end for b in rest] == [b.end for b in blocks[index + 1 :]]
+            left = ids_of(iter(blocks[index + 1 :]))
+            for beyond in (1, len(rest[0].ids), len(rest[0].ids) + 1, len(left) - 1):
+                assert ids_of(tested.stream(carried(document(LONG), block.end, beyond)).blocks) == left[beyond:]
             again, before = rest[0].char_starts, blocks[index + 1].char_starts
             assert again is not None
             assert before is not None
@@ -101,7 +109,7 @@ def test_token_ids_go_on_from_where_a_block_ended(monkeypatch: pytest.MonkeyPatc
         blocks = list(tested.stream(document(ids=ids)).blocks)
         assert ids_of(iter(blocks)) == list(ids)
         assert blocks[2].end is not None
-        assert ids_of(tested.stream(document(ids=ids), start=blocks[2].end).blocks) == list(range(21, 40))
+        assert ids_of(tested.stream(carried(document(ids=ids), blocks[2].end)).blocks) == list(range(21, 40))
 
 
 def mixed(count: int) -> list[Document | ErrorRow]:
@@ -322,4 +330,4 @@ def test_a_stretch_without_a_cut_grows_until_there_is_one_and_is_logged(
 
 def test_the_beginning_is_where_a_stream_begins_by_default() -> None:
     with DocumentTokenizer(tokenizer("gpt2"), vocab_size=1000, workers=1, piece_bytes=64) as tested:
-        assert ids_of(tested.stream(document(LONG), start=BEGINNING).blocks) == ids_of(tested.stream(document(LONG)).blocks)
+        assert ids_of(tested.stream(carried(document(LONG), BEGINNING)).blocks) == ids_of(tested.stream(document(LONG)).blocks)

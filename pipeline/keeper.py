@@ -1,0 +1,352 @@
+"""What a worker keeps of its unfinished shards, so that a stop costs little: rows in journals, carries in files.
+
+    caller's thread    ShardKeeper.resume: documents -> those that are left to do, each with its newest carry
+                       ShardKeeper.keep: rows into the journal; a carry goes to the writer once the rows before it are there
+    writer's thread    carries, those with the most tokens at risk first; the one before is removed when the newer is whole
+
+    _run/carries/<shard>/     see `carry` and `journal`; removed once the shard is committed
+
+Nothing here ends a shard: what cannot be kept is told of once, and would be done again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from queue import PriorityQueue
+from typing import Protocol
+
+import torch
+from longscan.pipeline.carry import Layout, Owner, SavedCarry, carry_name, content_digest, named, parse_carry, save_carry
+from longscan.pipeline.errors import LongscanError, OutputError
+from longscan.pipeline.frames import pack
+from longscan.pipeline.journal import Journal, JournalWriter, Trail, read_journal, replay
+from longscan.pipeline.ledger import RUN
+from longscan.pipeline.records import (
+    Carried,
+    Carry,
+    Document,
+    DocumentRow,
+    ErrorRow,
+    Outcome,
+    Reached,
+    Shard,
+)
+from longscan.pipeline.rowcodec import NONE, Counts, after_row, pack_rows
+from longscan.pipeline.storage import Location, atomic_write, children, read_bytes, remove, remove_tree
+
+MOST_UNDER_WAY = 2
+"""Carries of one shard that are copied and not written yet. More would only fill the memory: the newest one counts."""
+
+log = logging.getLogger(__name__)
+
+
+class Rows(Protocol):
+    """What takes rows that need not be made again: a shard's part in the making."""
+
+    def add(self, outcome: Outcome) -> None: ...
+
+
+Task = tuple[int, int, Callable[[], None]]
+"""Tokens at risk, negative; a number that grows; what the writer's thread does."""
+
+
+class Keeper:
+    """Keeps the shards of one worker. `close` it after the engine; what waits to be written is written first."""
+
+    def __init__(self, output: Location, fingerprint: str, layout: Layout, *, checkpoint_tokens: int) -> None:
+        """layout: of the engine's carries. checkpoint_tokens: between two carries of a document."""
+        self.folder = output / RUN / "carries"
+        self.fingerprint, self.layout, self.checkpoint_tokens = fingerprint, layout, checkpoint_tokens
+        self._tasks: PriorityQueue[Task] = PriorityQueue()
+        self._numbers = itertools.count()
+        self._open: set[ShardKeeper] = set()
+        self._news = threading.Condition()
+        self._unwritten = 0
+        self._closed = self._given_up = False
+        self._thread = threading.Thread(target=self._write, name="longscan-keeper", daemon=True)
+        self._thread.start()
+
+    def open(self, shard: Shard, attempt: int) -> ShardKeeper:
+        """Begin an attempt at a shard, with what those before have left."""
+        opened = ShardKeeper(self, shard.index, attempt)
+        with self._news:
+            self._open.add(opened)
+        return opened
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until every shard has ended, for the engine was stopped, and its carries are written.
+
+        What is not written after `timeout_s` is given up. Returns whether all came in time.
+        """
+        with self._news:
+            done = self._news.wait_for(lambda: not self._open and not self._unwritten, timeout_s)
+            self._given_up = not done
+        return done
+
+    def close(self) -> None:
+        """End the writer's thread, once what waits is written."""
+        with self._news:
+            self._news.wait_for(lambda: not self._unwritten)
+            self._closed = True
+        self.submit(0, lambda: None)
+        self._thread.join()
+
+    def submit(self, at_risk: int, task: Callable[[], None]) -> None:
+        """Have the writer's thread do something; what has more tokens at risk goes first."""
+        with self._news:
+            self._unwritten += 1
+        self._tasks.put((-at_risk, next(self._numbers), task))
+
+    def ended(self, shard: ShardKeeper) -> None:
+        with self._news:
+            self._open.discard(shard)
+            self._news.notify_all()
+
+    def _write(self) -> None:
+        while True:
+            _, _, task = self._tasks.get()
+            if self._closed:
+                return
+            try:
+                if not self._given_up:
+                    task()
+            except Exception as error:
+                log.warning("%s: a carry cannot be written or removed: %s", self.folder, error)
+            with self._news:
+                self._unwritten -= 1
+                self._news.notify_all()
+
+
+class ShardKeeper:
+    """One attempt at one shard. As a context: left, it keeps what it has, for the next attempt."""
+
+    def __init__(self, keeper: Keeper, shard: int, attempt: int) -> None:
+        self._keeper, self._shard, self._attempt = keeper, shard, attempt
+        self._folder = keeper.folder / f"{shard:05d}"
+        head = {"fingerprint": keeper.fingerprint, "shard": shard}
+        self._writer = JournalWriter(self._folder, attempt, head)
+        self._left = Journal()
+        self._files: dict[int, list[str]] = {}
+        """Ordinal -> its carries' files, the newest position last. Changed by the writer's thread once the document is open."""
+        self._digests: dict[int, str] = {}
+        """Documents that are not finished."""
+        self._counts: dict[int, Counts] = {}
+        """What the rows of those count up to."""
+        self._under_way = 0
+        self._lock = threading.Lock()
+        self._broken = False
+        self._written = 0
+        self._carried = Carried()
+        self._look(head)
+
+    def __enter__(self) -> ShardKeeper:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._writer.close()
+        except LongscanError as error:
+            self._give_up(error)
+        self._keeper.ended(self)
+
+    @property
+    def checkpoint_tokens(self) -> int:
+        return self._keeper.checkpoint_tokens
+
+    @property
+    def carried(self) -> Carried:
+        """What this attempt and those before it came to."""
+        return self._left.carried.plus(self._carried).plus(Carried(carries_written=self._written))
+
+    def resume(self, documents: Iterator[Document | ErrorRow], rows: Rows) -> Iterator[Document | ErrorRow]:
+        """Documents that are left to do, from where they are. Rows that were made before go straight to `rows`."""
+        for document in documents:
+            if isinstance(document, ErrorRow):
+                yield document
+                continue
+            digest = content_digest(document)
+            trail = self._left.trails.pop(document.ordinal, None)
+            if trail is not None and trail.digest != digest:
+                log.warning("shard %d, row %d: its content has changed since the stop; it begins anew", self._shard, document.ordinal)
+                trail = None
+            if trail is not None and trail.finished:
+                self._replay_finished(trail, document, rows)
+                continue
+            self._digests[document.ordinal] = digest
+            carry = self._go_on(document, digest, trail or Trail(digest), rows)
+            yield document if carry is None else replace(document, carry=carry)
+
+    def keep(self, news: Sequence[Outcome | Carry | Reached]) -> list[Outcome]:
+        """Take a caller's news; returns the rows among them. Rows are in the journal before they are anywhere else."""
+        began = time.monotonic()
+        rows: dict[int, list[Outcome]] = {}
+        marks: dict[int, int] = {}
+        carries: list[tuple[Carry, Counts]] = []
+        before: dict[int, Counts] = {}
+        finished: list[int] = []
+        for item in news:
+            if isinstance(item, Reached):
+                marks[item.ordinal] = item.position
+            elif isinstance(item, Carry):
+                carries.append((item, self._counts.get(item.ordinal, NONE)))
+            elif (ordinal := _ordinal(item)) in self._digests:
+                before.setdefault(ordinal, self._counts.get(ordinal, NONE))
+                self._count(item)
+                rows.setdefault(ordinal, []).append(item)
+                finished += [ordinal] * isinstance(item, DocumentRow | ErrorRow)
+        frames = [
+            pack_rows(ordinal, self._digests[ordinal], made, before[ordinal], self._counts.get(ordinal, NONE))
+            for ordinal, made in rows.items()
+        ]
+        self._record(frames + ([pack({"at": list(marks.items())})] if marks else []))
+        for carry, counts in carries:
+            self._hand_over(carry, counts)
+        for ordinal in finished:
+            self._forget_document(ordinal)
+        self._carried = self._carried.plus(Carried(carry_seconds=time.monotonic() - began))
+        return [item for item in news if not isinstance(item, Carry | Reached)]
+
+    def reserve(self) -> bool:
+        """Whether a carry may be made: not where it would wait for others, or could not be used."""
+        with self._lock:
+            if self._broken or self._under_way >= MOST_UNDER_WAY:
+                return False
+            self._under_way += 1
+            return True
+
+    def forget(self) -> None:
+        with self._lock:
+            self._under_way -= 1
+
+    def clear(self) -> None:
+        """The shard is committed: nothing of this is needed any more. Carries that wait to be written are not."""
+        self._broken = True
+        self._keeper.submit(0, lambda: remove_tree(self._folder))
+
+    def _look(self, head: dict[str, object]) -> None:
+        try:
+            names = children(self._folder)
+            self._left = read_journal(self._folder, names, head)
+        except Exception as error:  # each file system has exceptions of its own
+            log.warning("shard %d: what an attempt before has left cannot be read, and is left out: %s", self._shard, error)
+            return
+        for name in sorted(names):
+            if (found := named(name)) is not None:
+                self._files.setdefault(found[0], []).append(name)
+
+    def _replay_finished(self, trail: Trail, document: Document, rows: Rows) -> None:
+        without_text = replace(document, text=None, token_ids=None)
+        for row in replay(trail, without_text):
+            rows.add(row)
+            if isinstance(row, DocumentRow):
+                self._carried = self._carried.plus(Carried(kept_tokens=row.num_tokens))
+        self._remove_files(document.ordinal)
+
+    def _go_on(self, document: Document, digest: str, trail: Trail, rows: Rows) -> Carry | None:
+        """The document's newest carry that is of use; what is written before it is in `rows` then."""
+        ordinal = document.ordinal
+        saved, name = self._newest(Owner(self._keeper.fingerprint, self._shard, ordinal, digest), trail)
+        position = 0 if saved is None else saved.host.position
+        again = max(self._left.reached.get(ordinal, 0) - position, 0)
+        if saved is None and not again:
+            return None
+        done = Carried(resumed_documents=int(saved is not None), recomputed_tokens=again)
+        self._carried = self._carried.plus(done).plus(Carried(kept_tokens=position))
+        self._record([pack({"resumed": asdict(done)}), pack({"at": [[ordinal, position]]})])
+        if saved is None or name is None:
+            return None
+        for row in replay(trail, replace(document, text=None, token_ids=None), saved.counts):
+            rows.add(row)
+        self._counts[ordinal] = saved.counts
+        return Carry(ordinal, saved.host, saved.cut, lambda: self._tensors(name, saved.owner))
+
+    def _newest(self, owner: Owner, trail: Trail) -> tuple[SavedCarry | None, str | None]:
+        for name in reversed(self._files.get(owner.ordinal, [])):
+            parsed = parse_carry(self._read(name), owner, self._keeper.layout)
+            if not isinstance(parsed, str) and any(there < needed for there, needed in zip(trail.counts, parsed[0].counts, strict=True)):
+                parsed = "rows before it are missing"
+            if not isinstance(parsed, str):
+                return parsed[0], name
+            log.warning("%s: this carry is left out: %s", self._folder / name, parsed)
+        return None, None
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return read_bytes(self._folder / name)
+        except Exception as error:
+            log.warning("%s: cannot be read: %s", self._folder / name, error)
+            return None
+
+    def _tensors(self, name: str, owner: Owner) -> Mapping[str, torch.Tensor]:
+        parsed = parse_carry(self._read(name), owner, self._keeper.layout)
+        if isinstance(parsed, str):
+            raise OutputError(f"{self._folder / name}: a carry that was whole cannot be used any more: {parsed}; the shard is tried again")
+        return parsed[1]
+
+    def _count(self, row: Outcome) -> None:
+        ordinal = _ordinal(row)
+        after = after_row(self._counts.get(ordinal, NONE), row)
+        assert after is not None, "rows of a document come in order"
+        self._counts[ordinal] = after
+
+    def _record(self, frames: list[bytes]) -> None:
+        if self._broken:
+            return
+        try:
+            self._writer.write(frames)
+        except LongscanError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """A journal with a hole is none: what comes after this is not kept."""
+        self._broken = True
+        log.warning("shard %d: a stop would lose what it does from here on: %s", self._shard, error)
+
+    def _hand_over(self, carry: Carry, counts: Counts) -> None:
+        """Give a carry to the writer's thread; the rows before it must be where they outlive this process."""
+        digest = self._digests.get(carry.ordinal)
+        if digest is None or self._broken:
+            self.forget()
+            return
+        try:
+            self._writer.put()
+        except LongscanError as error:
+            self._give_up(error)
+        owner = Owner(self._keeper.fingerprint, self._shard, carry.ordinal, digest)
+        self._keeper.submit(carry.at_risk, lambda: self._save(carry, owner, counts))
+
+    def _save(self, carry: Carry, owner: Owner, counts: Counts) -> None:
+        """In the writer's thread: the carry's file, and then those before it are gone."""
+        try:
+            name = carry_name(carry.ordinal, carry.position, self._attempt)
+            # One with more tokens at risk may have gone first, though it was made later: at a stop.
+            if self._broken or owner.ordinal not in self._digests or max(self._files.get(carry.ordinal, []), default="") > name:
+                return
+            self._writer.sync()
+            atomic_write(self._folder / name, save_carry(carry, owner, counts))
+            self._written += 1
+            self._remove_files(carry.ordinal, name)
+        finally:
+            self.forget()
+
+    def _forget_document(self, ordinal: int) -> None:
+        self._digests.pop(ordinal, None)
+        self._counts.pop(ordinal, None)
+        if ordinal in self._files:
+            self._keeper.submit(0, lambda: self._remove_files(ordinal))
+
+    def _remove_files(self, ordinal: int, newest: str | None = None) -> None:
+        for name in self._files.pop(ordinal, []):
+            if name != newest:
+                remove(self._folder / name)
+        if newest is not None:
+            self._files[ordinal] = [newest]
+
+
+def _ordinal(row: Outcome) -> int:
+    return row.ordinal if isinstance(row, ErrorRow) else row.document.ordinal

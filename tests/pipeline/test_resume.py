@@ -1,0 +1,254 @@
+"""Runs that are stopped inside documents and go on: the same tables bit for bit, and little done twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from fakes import tiny_checkpoint
+from longscan.jobs.run import main
+from longscan.pipeline.keeper import ShardKeeper
+from longscan.pipeline.progress import Progress
+from longscan.pipeline.worker import Worker
+from tiny_jobs import rows, table, texts, words, write_input
+
+SCORES = ("task=embed_score", "task.embedding.window_tokens=64", "task.score.window_tokens=64", "task.score.per_token=true")
+TASKS = {
+    "embed": ("task=embed", "task.embedding.pooling=[mean,last,max,weighted_mean]"),
+    "score": ("task=score",),
+    "everything": SCORES,
+    "eos": (*SCORES, "model.append_eos=true", "task.score.first_token=skip"),
+    "tokens_column": (*SCORES, "input.tokens_column=ids"),
+    "resets": ("task=embed_score", "task.embedding.window_tokens=64", "engine.reset_tokens=192"),
+}
+ORDER = {"windows": "window_index", "tokens": "token_start"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("model"), tokenizer=True)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two shards: giants of some thousand tokens among documents shorter than a segment, empty ones, and a null."""
+    long = [" ".join(texts(60, seed=n)) for n in range(4)]
+    rows = [long[0], "", *texts(6), long[1], "short", long[2], *texts(4, seed=1), None, long[3], "x"]
+    ids = pa.array([None if text is None else [ord(c) % 320 for c in text[: len(text) // 3]] for text in rows], pa.list_(pa.int32()))
+    return write_input(tmp_path_factory.mktemp("in") / "in.parquet", rows, row_group=8, ids=ids)
+
+
+def job(model: Path, source: Path, output: Path, task: str, *more: str) -> list[str]:
+    sizes = ("engine.checkpoint_tokens=256", "output.shard_tokens=4000", "max_errors=1", "cluster=inprocess")
+    return words(model, source, output, *sizes, *TASKS[task], *more)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(model: Path, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def output(task: str) -> Path:
+        if task not in made:
+            made[task] = tmp_path_factory.mktemp(task) / "out"
+            assert main(job(model, source, made[task], task)) == 0
+        return made[task]
+
+    return output
+
+
+class Stop:
+    """Ends the run by SIGTERM once so many tokens have gone through the model."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, at: int) -> None:
+        self.seen = 0
+        self.sent = False
+        lock = threading.Lock()
+        add = Progress.add_tokens
+
+        def count(progress: Progress, tokens: int) -> None:
+            add(progress, tokens)
+            with lock:
+                self.seen += tokens
+                due = self.seen >= at and not self.sent
+                self.sent |= due
+            if due:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        patch.setattr(Progress, "add_tokens", count)
+
+
+def stopped(command: list[str], at: int, *, crash: bool = False) -> int:
+    """Tokens that went through before the stop; a crash flushes nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        stop = Stop(patch, at)
+        if crash:
+            patch.setattr(Worker, "flush", lambda _: None)
+        code = main(command)
+        assert code == (75 if stop.sent else 0)
+        return stop.seen if stop.sent else -1
+
+
+def assert_same(output: Path, expected: Path) -> None:
+    for name in sorted(path.name for path in expected.iterdir() if path.is_dir() and not path.name.startswith("_")):
+        found, wanted = table(output, name), table(expected, name)
+        if name in ORDER:
+            order = [("doc_id", "ascending"), (ORDER[name], "ascending")]
+            found, wanted = found.sort_by(order), wanted.sort_by(order)
+        assert found.equals(wanted), name
+    assert not (output / "_run" / "carries").exists()
+
+
+def carries(output: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((output / "_run" / "metrics.json").read_text())["carries"]
+    return found
+
+
+@pytest.mark.parametrize("crash", [False, True], ids=["sigterm", "crash"])
+@pytest.mark.parametrize("task", TASKS)
+def test_the_same_bits_after_stops_anywhere(
+    task: str, crash: bool, model: Path, source: Path, undisturbed: Callable[[str], Path], tmp_path: Path
+) -> None:
+    expected = undisturbed(task)
+    command = job(model, source, tmp_path / "out", task)
+    chance = random.Random(f"{task} {crash}")
+    for _ in range(4):
+        if stopped(command, chance.randrange(200, 5000), crash=crash) < 0:
+            break
+    else:
+        assert main(command) == 0
+    assert_same(tmp_path / "out", expected)
+
+
+def test_after_sigterm_nothing_is_computed_twice(model: Path, source: Path, undisturbed: Callable[[str], Path], tmp_path: Path) -> None:
+    expected = undisturbed("everything")
+    total = sum(row["num_tokens"] for row in rows(expected, "documents"))
+    command = job(model, source, tmp_path / "out", "everything")
+    seen = [stopped(command, 3000), stopped(command, 2000)]
+    with pytest.MonkeyPatch.context() as patch:
+        last = Stop(patch, 1 << 40)
+        assert main(command) == 0
+    assert min(seen) > 0
+    assert_same(tmp_path / "out", expected)
+    told = carries(tmp_path / "out")
+    assert sum(seen) + last.seen == total, told
+    assert told["recomputed_tokens"] == 0
+    assert told["resumed_documents"] > 0
+
+
+def test_after_a_crash_at_most_an_interval_of_each_document_in_flight(
+    model: Path, source: Path, undisturbed: Callable[[str], Path], tmp_path: Path
+) -> None:
+    expected = undisturbed("everything")
+    total = sum(row["num_tokens"] for row in rows(expected, "documents"))
+    command = [*job(model, source, tmp_path / "out", "everything"), "engine.checkpoint_tokens=1024"]
+    seen = stopped(command, 9000, crash=True)
+    with pytest.MonkeyPatch.context() as patch:
+        last = Stop(patch, 1 << 40)
+        assert main(command) == 0
+    assert_same(tmp_path / "out", expected)
+    # Four lanes: an interval of each, and the step that was under way.
+    assert 0 <= seen + last.seen - total <= 4 * (1024 + 256)
+
+
+def damage(output: Path, how: Callable[[Path], None]) -> int:
+    files = sorted((output / "_run" / "carries").rglob("*.carry"))
+    for file in files:
+        how(file)
+    return len(files)
+
+
+def tear(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def swap(file: Path) -> None:
+    """Make it the carry of another document."""
+    ordinal, _, rest = file.name.partition("-")
+    file.rename(file.with_name(f"{int(ordinal) + 1:06d}-{rest}"))
+
+
+@pytest.mark.parametrize("how", [tear, flip, swap, lambda file: file.write_bytes(b"")], ids=["torn", "flipped", "foreign", "empty"])
+def test_a_carry_that_is_not_whole_or_not_its_own_is_never_used(
+    how: Callable[[Path], None],
+    model: Path,
+    source: Path,
+    undisturbed: Callable[[str], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = job(model, source, tmp_path / "out", "everything")
+    assert stopped(command, 3000) > 0
+    assert damage(tmp_path / "out", how) > 0
+    capsys.readouterr()
+    assert main(command) == 0
+    assert_same(tmp_path / "out", undisturbed("everything"))
+    told = capsys.readouterr().err
+    assert how is swap or "this carry is left out: it is not whole" in told
+    assert carries(tmp_path / "out")["resumed_documents"] == 0
+
+
+def test_a_torn_journal_is_followed_as_far_as_it_is_whole(
+    model: Path, source: Path, undisturbed: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = job(model, source, tmp_path / "out", "everything")
+    assert stopped(command, 4000) > 0
+    files = sorted((tmp_path / "out" / "_run" / "carries").rglob("*.rows"))
+    for file in files:
+        data = file.read_bytes()
+        file.write_bytes(data[: len(data) // 2])
+    capsys.readouterr()
+    assert main(command) == 0
+    assert files
+    assert "are torn" in capsys.readouterr().err
+    assert_same(tmp_path / "out", undisturbed("everything"))
+
+
+def test_what_cannot_be_kept_ends_nothing(
+    model: Path, source: Path, undisturbed: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("longscan.pipeline.journal.os.write", full)
+    assert main(job(model, source, tmp_path / "out", "everything")) == 0
+    assert_same(tmp_path / "out", undisturbed("everything"))
+
+
+def test_a_stop_in_the_middle_of_a_carrys_save(
+    model: Path, source: Path, undisturbed: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left is a temporary file that nobody takes for a carry; the carry before it is still there."""
+    command = job(model, source, tmp_path / "out", "everything")
+
+    def torn(keeper: ShardKeeper, carry: Any, _owner: Any, _counts: Any) -> None:
+        folder = tmp_path / "out" / "_run" / "carries" / "00000"
+        (folder / f".longscan-{carry.ordinal}").write_bytes(b"LSf1 half")
+        keeper.forget()
+
+    save = ShardKeeper._save
+    saved: list[int] = []
+
+    def sometimes(keeper: ShardKeeper, carry: Any, owner: Any, counts: Any) -> None:
+        saved.append(carry.position)
+        (save if len(saved) < 6 else torn)(keeper, carry, owner, counts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardKeeper, "_save", sometimes)
+        assert stopped(command, 4000) > 0
+    assert len(saved) > 6
+    assert main(command) == 0
+    assert_same(tmp_path / "out", undisturbed("everything"))
