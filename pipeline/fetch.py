@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from longscan.pipeline.classify import HEAD_FILE
 from longscan.pipeline.errors import ModelError
 
 TOKENIZER_FILES = ("*.json", "*.model", "tokenizer.model.*", "*.tiktoken", "merges.txt", "vocab.*")
@@ -34,7 +35,8 @@ def fetch_model(path: str, revision: str | None) -> Fetched:
     Raises ModelError where there is neither a folder nor an answer of the hub, and nothing in its cache.
     """
     fetched = _fetch("model", path, revision, MODEL_FILES)
-    if fetched.commit is not None and not any(Path(fetched.folder).glob("*.safetensors")):
+    files = Path(fetched.folder).glob("*.safetensors")
+    if fetched.commit is not None and all(file.name == HEAD_FILE for file in files):
         return _fetch("model", path, fetched.commit, PICKLES)
     return fetched
 

@@ -47,6 +47,7 @@ def load_weights(
     shape, of no floating-point dtype, or hold NaN or infinity, be it in `dtype` only.
     """
     folder, format = Path(folder), find_format(folder, format)
+    check_weights(folder, geometry, format=format)
     wanted = _wanted(geometry)
     weights: dict[str, torch.Tensor] = {}
     too_large: list[str] = []
@@ -94,8 +95,14 @@ def check_weights(folder: str | Path, geometry: Mamba2Geometry, *, format: str =
     as far as the files' headers tell.
     """
     folder, format = Path(folder), find_format(folder, format)
-    wanted, found = _wanted(geometry), _find(folder, format)
-    _compare(folder, wanted, found, geometry, FORMATS[format].CONFIG)
+    found = _find(folder, format)
+    if geometry.num_layers > len(found):  # so that no config makes a list of millions of names
+        config = FORMATS[format].CONFIG
+        raise ModelError(
+            f"{folder}: expected the tensors of {geometry.num_layers} layers, as {config} says, found {len(found)} tensors in all."
+            f" {config} and the weights do not belong together, or the checkpoint is not whole: download it again."
+        )
+    _compare(folder, _wanted(geometry), found, geometry, FORMATS[format].CONFIG)
     return found
 
 

@@ -15,6 +15,7 @@ from checkpoint_formats import rewrite
 from fake_hub import Hub, serving
 from fakes import tiny_checkpoint, tiny_tokenizer
 from longscan.jobs.run import main
+from longscan.pipeline.classify import HEAD_FILE
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.errors import ModelError
 from longscan.pipeline.fetch import COMMIT, fetch_model, fetch_tokenizer
@@ -86,6 +87,11 @@ def test_pickles_are_fetched_where_there_is_nothing_else(hub: Hub, model: Path, 
     fetched = Path(fetch_model("someone/pickled", None).folder)
     assert (fetched / "pytorch_model.bin").exists()
     assert read_geometry(fetched) == read_geometry(model)
+    (both / HEAD_FILE).write_bytes(b"a classifier's heads, which are no model")
+    hub.push("someone/classifier", both)
+    fetched = Path(fetch_model("someone/classifier", None).folder)
+    assert {"pytorch_model.bin", HEAD_FILE} <= {file.name for file in fetched.iterdir()}
+    (both / HEAD_FILE).unlink()
     (both / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes())
     (both / "modeling.py").write_text("1 / 0")
     hub.push("someone/both", both)

@@ -117,6 +117,14 @@ class Fields:
     def flag(self, key: str, default: bool) -> bool:
         return bool(self._get(key, default, "true or false", lambda v: isinstance(v, bool)))
 
+    def items(self, key: str) -> list[Any]:
+        """The list under `key`, an empty one where there is none."""
+        value = self.get(key)
+        if value is None or isinstance(value, list):
+            return value or []
+        self.note(key, f"expected a list, found {value!r}")
+        return []
+
     def token(self, key: str) -> int | None:
         """A token id; the first one of a list."""
         value = self.get(key)

@@ -62,7 +62,7 @@ def read_geometry(folder: Path) -> Mamba2Geometry:
     fields = Fields(config)
     fields.supported(_SUPPORTED)
     for key in ("layer_types", "layers_block_type"):
-        strange = sorted(set(map(str, config.get(key) or [])) - _LAYER_TYPES)
+        strange = sorted(set(map(str, fields.items(key))) - _LAYER_TYPES)
         if strange:
             fields.note(key, f"longscan computes layers of Mamba-2 only, found {', '.join(strange)}")
 
@@ -81,7 +81,7 @@ def read_geometry(folder: Path) -> Mamba2Geometry:
             eps=fields.positive("layer_norm_epsilon", 1e-5),
             dt_limit=fields.bounds("time_step_limit"),
             tied=tied,
-            has_head="Mamba2Model" not in (config.get("architectures") or []) or tied,
+            has_head="Mamba2Model" not in fields.items("architectures") or tied,
             use_bias=fields.flag("use_bias", False),
             use_conv_bias=fields.flag("use_conv_bias", True),
             residual_in_fp32=fields.flag("residual_in_fp32", True),

@@ -161,6 +161,16 @@ CASES: dict[str, tuple[str, Break, str]] = {
     ),
     "params_no_object": ("mistral", lambda f: (f / "params.json").write_text("[1]"), "params.json: expected a JSON object, found list"),
     "weights_not_downloaded": ("mistral", lambda f: (f / MISTRAL).unlink(), r"expected consolidated.safetensors \(or .*found no weights"),
+    "config_with_words_for_lists": (
+        "hugging_face_bin",
+        lambda f: edit_json(f, "config.json", architectures=5, layer_types=True),
+        "(?s)layer_types: expected a list, found True.*architectures: expected a list, found 5",
+    ),
+    "config_of_a_trillion_layers": (
+        "hugging_face_bin",
+        lambda f: edit_json(f, "config.json", num_hidden_layers=10**12),
+        "expected the tensors of 1000000000000 layers, as config.json says, found 11 tensors in all",
+    ),
     "weights_of_another_geometry": (
         "state_spaces",
         lambda f: edit_json(f, "config.json", n_layer=2),
