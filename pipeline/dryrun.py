@@ -26,7 +26,7 @@ class Estimate:
     tokens: int
     weights_bytes: int
     state_bytes: int
-    """Of all lanes."""
+    """Of all lanes, and behind the context."""
     step_bytes: int
     """Activations of a step, at their largest: a layer's projection and what is made of it."""
     tokens_per_second: float
@@ -58,7 +58,7 @@ def estimate(geometry: Mamba2Geometry, choice: Choice, sizes: Sizes, plan: Plan,
         rows=plan.num_rows,
         tokens=plan.estimated_tokens,
         weights_bytes=geometry.num_parameters * itemsize,
-        state_bytes=(sizes.lanes + 1) * geometry.state_bytes(itemsize),
+        state_bytes=(sizes.lanes + choice.context_slots) * geometry.state_bytes(itemsize),
         step_bytes=step,
         tokens_per_second=speed,
         workers=min(workers, len(plan.chains())),

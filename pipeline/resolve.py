@@ -78,6 +78,11 @@ class Choice:
     span_tiles: int | None = None
     """Of the spans in which documents are scanned; None: each goes from tile to tile."""
 
+    @property
+    def context_slots(self) -> int:
+        """Slots of the state tables beside the lanes': a state behind the context for each number of tokens that a document replaces."""
+        return 1 + (self.prompt.replaceable if self.prompt is not None else 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -182,8 +187,12 @@ def choose_spans(config: JobConfig, geometry: Mamba2Geometry, choice: Choice, de
     return span_tiles(geometry.num_heads) if wanted and choice.backend == "cutile" else None
 
 
-def choose_sizes(config: JobConfig, geometry: Mamba2Geometry, device: Device, estimated_tokens: int, workers: int) -> Sizes:
+def choose_sizes(
+    config: JobConfig, geometry: Mamba2Geometry, device: Device, estimated_tokens: int, workers: int, context_slots: int = 1
+) -> Sizes:
     """Replace every "auto" among the sizes by a number: from the device's whole memory, the model and the configuration.
+
+    context_slots: as the Choice has it.
 
     Raises ConfigError where they do not fit each other.
     """
@@ -195,7 +204,7 @@ def choose_sizes(config: JobConfig, geometry: Mamba2Geometry, device: Device, es
             step = engine.segment_tokens * _segments_a_step(engine.segment_tokens, geometry.num_heads, device.processors)
     lanes = engine.lanes
     if lanes == "auto":
-        lanes = max(1, min(MAX_LANES, int(STATE_SHARE * device.num_bytes) // geometry.state_bytes(4) - 1))
+        lanes = max(1, min(MAX_LANES, int(STATE_SHARE * device.num_bytes) // geometry.state_bytes(4) - context_slots))
     shard = config.output.shard_tokens
     if shard == "auto":
         # A few shards a worker, so that the last ones even out, and none so small that its files are all overhead.

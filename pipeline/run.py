@@ -117,7 +117,8 @@ def prepare(config: JobConfig) -> Prepared:
     versions = {"longscan": version("longscan"), **({"tuning": tuning.version()} if choice.backend == "cutile" else {})}
     model_of = model_facts(config, choice, tokenizer)
     facts = run_facts(settled, scanned.files, model=model_of, backend=choice.backend, span_tiles=spans, versions=versions)
-    return Prepared(config, scanned, geometry, choice, choose_sizes(config, geometry, device, tokens, workers.most), facts, workers)
+    sizes = choose_sizes(config, geometry, device, tokens, workers.most, choice.context_slots)
+    return Prepared(config, scanned, geometry, choice, sizes, facts, workers)
 
 
 def _settle_cluster(config: JobConfig, tokens: int) -> tuple[JobConfig, Workers]:

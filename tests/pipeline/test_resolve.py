@@ -160,6 +160,19 @@ def test_spans_are_for_few_documents_and_for_those_who_ask(folder: Path, geometr
     assert spans(narrow, 1, on_torch, engine__spans=True) is None
 
 
+def test_a_prompt_takes_slots_of_the_states(folder: Path, geometry: Mamba2Geometry) -> None:
+    tight = replace(CPU, num_bytes=4 * 100 * geometry.state_bytes(4))
+    config = job(folder)
+    config.task.embedding.prompt_text = "x" * 40
+    tokenizer = tokenizer_of(config, geometry, str(folder))
+    plain, prompted = (choose(asked, str(folder), geometry, tokenizer, CPU) for asked in (job(folder), config))
+    assert plain.context_slots == 1
+    assert prompted.prompt is not None
+    assert prompted.context_slots == 1 + prompted.prompt.replaceable > 2
+    for choice in (plain, prompted):
+        assert choose_sizes(job(folder), geometry, tight, 1, 1, choice.context_slots).lanes == 100 - choice.context_slots
+
+
 def test_sizes_as_asked(folder: Path, geometry: Mamba2Geometry) -> None:
     config = job(folder, engine__lanes=3, engine__step_tokens=8256, engine__segment_tokens=64, output__shard_tokens=77)
     sizes = choose_sizes(config, geometry, CPU, 1, 1)

@@ -66,7 +66,7 @@ def test_ordinary_texts_can_be_cut_often(name: str) -> None:
 def test_a_text_without_spaces_can_be_cut_at_its_punctuation_or_lines(name: str) -> None:
     """But where a prefix is given to a text that does not begin with a space."""
     allowed = {pair for pair in ("字。", "。字", "字\n", "a\n", "a.") if tokenizer(name, parse_special=False).cuts.safe(pair)}
-    assert bool(allowed) is (name not in ("gpt2_with_prefix", "metaspace_bpe", "unigram_first"))
+    assert bool(allowed) is (name not in ("gpt2_with_prefix", "metaspace_bpe", "mistral_v3", "unigram_first"))
 
 
 @pytest.mark.parametrize("name", UNPROVEN)

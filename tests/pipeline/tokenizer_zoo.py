@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from hypothesis import strategies as st
@@ -39,7 +39,7 @@ FRAGMENTS = (
     *("é", "e\u0301", "\u0301", "\u0323", "a\u0308\u0323", "<\u0338", "Å", "\u212b", "है", "नि", "ก็", "ﷺ", "\u0600", "\u0e33"),
     *("😀", "👩‍👩‍👧", "🇫🇷", "\u200b", "\u200d", "\u200c", "\ufeff", "\u00ad", "\ufffd", "\x00", "\x1c", "\x85", "\u180e", "𝒳"),
     *("𠀀", "Ა", "\ue000"),
-    *("▁", "▁▁", " ▁", "<s>", "</s>", "<unk>", "<|end|>", "<|en", "[MASK]", "[MA", "<0x41>", "Foo", "foo", "fOo", "wörd"),
+    *("▁", "▁▁", " ▁", "<s>", "</s>", "<unk>", "<|end|>", "<|en", "[MASK]", "[MA", "[INST]", "<0x41>", "Foo", "foo", "fOo", "wörd"),
     *("##a", "<tag>", " <tag> "),
 )
 
@@ -144,11 +144,11 @@ def bert() -> Tokenizer:
     return tokenizer
 
 
-def _sentencepiece(tokenizer: Tokenizer, *, byte_fallback: bool) -> Tokenizer:
+def _sentencepiece(tokenizer: Tokenizer, *, byte_fallback: bool, controls: Sequence[str] = ()) -> Tokenizer:
     """A BPE like those of SentencePiece, trained with words split at spaces, run without."""
     normalizer, pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    extra = [f"<0x{byte:02X}>" for byte in range(256)] if byte_fallback else []
+    extra = [*controls, *(f"<0x{byte:02X}>" for byte in range(256))] if byte_fallback else []
     _bpe(tokenizer, "<unk>", "<s>", "</s>", *extra, alphabet=False, size=600 if byte_fallback else 340)
     model = tokenizer.model
     model.unk_token, model.fuse_unk, model.byte_fallback = "<unk>", True, byte_fallback
@@ -181,6 +181,17 @@ def metaspace_bpe() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     return _sentencepiece(tokenizer, byte_fallback=True)
+
+
+def mistral_v3() -> Tokenizer:
+    """Control tokens, which are special, at the vocabulary's front, then bytes, then pieces; no normalizer."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    controls = ("[INST]", "[/INST]", "[TOOL_CALLS]", *(f"[control_{n}]" for n in range(8, 12)))
+    tokenizer = _sentencepiece(tokenizer, byte_fallback=True, controls=controls)
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>", *controls])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return tokenizer
 
 
 def gemma() -> Tokenizer:
@@ -257,6 +268,7 @@ PROVEN: dict[str, Callable[[], Tokenizer]] = {
         llama2,
         llama2_with_unknowns,
         metaspace_bpe,
+        mistral_v3,
         gemma,
         composing,
         unigram_first,
