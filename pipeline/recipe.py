@@ -18,6 +18,8 @@ from longscan.pipeline.model.formats.fields import Fields, read_json, read_list
 from longscan.pipeline.tokenize import TextTokenizer
 
 MODULES = "modules.json"
+PROMPTS = "config_sentence_transformers.json"
+LIMITS = "sentence_bert_config.json"
 POOLINGS = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_lasttoken": "last",
@@ -42,6 +44,18 @@ class Recipe:
     default_prompt: str | None = None
     max_tokens: int | None = None
     """Longest text that the model was made for."""
+
+
+def recipe_files(folder: Path) -> list[str]:
+    """The files that say it, and those of the modules' own folders, relative to `folder`; none where there is no modules.json."""
+    if not (folder / MODULES).is_file():
+        return []
+    tops = [name for name in (MODULES, PROMPTS, LIMITS) if (folder / name).is_file()]
+    paths = {str(module.get("path") or "") for module in read_list(folder / MODULES)} - {""}
+    outside = sorted(path for path in paths if Path(path).name != path)
+    if outside:
+        raise ModelError(f"{folder / MODULES}: expected paths of folders beside it, found {', '.join(outside)}. Correct the file")
+    return tops + sorted(f"{path}/{file.name}" for path in paths if (folder / path).is_dir() for file in (folder / path).iterdir())
 
 
 def read_recipe(folder: str | Path) -> Recipe | None:
@@ -80,7 +94,7 @@ def _pooling(file: Path) -> Recipe:
 
 
 def _prompts(folder: Path, recipe: Recipe) -> Recipe:
-    file = folder / "config_sentence_transformers.json"
+    file = folder / PROMPTS
     if not file.is_file():
         return recipe
     config = read_json(file)
@@ -93,7 +107,7 @@ def _prompts(folder: Path, recipe: Recipe) -> Recipe:
 
 
 def _limits(folder: Path, recipe: Recipe) -> Recipe:
-    file = folder / "sentence_bert_config.json"
+    file = folder / LIMITS
     if not file.is_file():
         return recipe
     config = read_json(file)

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from longscan.pipeline.classify import HEAD_FILE
 from longscan.pipeline.errors import ModelError, OutputError
 from longscan.pipeline.model.config import Mamba2Geometry
 from longscan.pipeline.model.formats import AUTO, FORMATS, find_format
 from longscan.pipeline.model.formats.fields import read_json
 from longscan.pipeline.model.formats.files import FLOATS, SAFETENSORS, Stored, inside
 from longscan.pipeline.model.weights import check_weights, not_tied, read_tensors
+from longscan.pipeline.recipe import recipe_files
 from longscan.pipeline.tokenize import load_tokenizer
 
 TOKENIZER = "tokenizer.json"
@@ -32,11 +34,13 @@ COPIED = (
     "added_tokens.json",
     "tokenizer.model",
     "tokenizer.model.v3",
+    "tekken.json",
     "vocab.json",
     "merges.txt",
     "chat_template.jinja",
+    HEAD_FILE,
 )
-"""Files of a tokenizer, taken along where they are there."""
+"""Files of a tokenizer, and a classifier's heads: taken along where they are there, as the files of sentence-transformers are."""
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -58,9 +62,9 @@ def convert(source: str | Path, target: str | Path, *, format: str = AUTO) -> Pa
         unfinished.mkdir(parents=True)
         (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
         _write_tensors(source, geometry, stored, format, unfinished / SAFETENSORS)
-        for name in COPIED:
-            if (source / name).exists():
-                shutil.copyfile(inside(source, name), unfinished / name)
+        for name in (*(name for name in COPIED if (source / name).exists()), *recipe_files(source)):
+            (unfinished / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(inside(source, name), unfinished / name)
         with suppress(FileNotFoundError):
             target.rmdir()
         os.rename(unfinished, target)

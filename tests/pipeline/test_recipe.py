@@ -10,13 +10,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from checkpoint_formats import rewrite
 from fakes import tiny_checkpoint
+from longscan.jobs import convert
 from longscan.jobs.run import main
 from longscan.kernels.segments import TILE, Entry, Segments
+from longscan.pipeline.classify import HEAD_FILE
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.errors import ModelError
 from longscan.pipeline.model import load_model
-from longscan.pipeline.recipe import Recipe, read_recipe, settle
+from longscan.pipeline.recipe import Recipe, read_recipe, recipe_files, settle
 from tiny_jobs import rows, texts, words, write_input
 from tokenizers import Tokenizer, processors
 
@@ -132,6 +135,24 @@ def test_bits_and_windows_know_no_company_and_no_prompt(tmp_path: Path) -> None:
     assert facts["task"]["embedding"]["prompt_text"] == PROMPTS["query"]
     assert facts["task"]["embedding"]["include_prompt"] is True
     assert len(facts["model"]["prompt_ids"]) > 3
+
+
+def test_a_model_that_is_converted_embeds_as_before(tmp_path: Path) -> None:
+    pooling = {"pooling_mode": "lasttoken", "include_prompt": False}
+    folder = embedding_model(tmp_path / "model", pooling=pooling, end=True, default_prompt_name="query")
+    write(folder / "sentence_bert_config.json", {"max_seq_length": 99})
+    (folder / HEAD_FILE).write_bytes(b"heads")
+    original = rewrite(folder, tmp_path / "original", "hugging_face_bin", copied=("tokenizer.json", "tokenizer_config.json", HEAD_FILE))
+    for name in recipe_files(folder):
+        (original / name).parent.mkdir(exist_ok=True)
+        (original / name).write_bytes((folder / name).read_bytes())
+    assert convert.main([str(original), str(tmp_path / "target")]) == 0
+    assert read_recipe(tmp_path / "target") == read_recipe(folder) == Recipe("last", True, False, PROMPTS, "query", 99)
+    assert (tmp_path / "target" / HEAD_FILE).read_bytes() == b"heads"
+    source = write_input(tmp_path / "in.parquet", texts(3))
+    assert np.array_equal(embedded(tmp_path / "target", source, tmp_path / "a"), embedded(folder, source, tmp_path / "b"))
+    write(original / "modules.json", [{"type": ST + "Pooling", "path": "../model"}])
+    assert convert.main([str(original), str(tmp_path / "another")]) == 2
 
 
 MEAN = {"pooling_mode_mean_tokens": True}
