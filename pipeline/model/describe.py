@@ -11,6 +11,8 @@ from longscan.pipeline.model.config import Mamba2Geometry
 from longscan.pipeline.model.formats import AUTO, FORMATS, find_format
 from longscan.pipeline.model.weights import check_weights, weight_files
 from longscan.pipeline.progress import count, num_bytes
+from longscan.pipeline.recipe import read_recipe
+from longscan.pipeline.tokenize import check_fits, load_tokenizer
 
 ITEMSIZES = {"bfloat16": 2, "float32": 4}
 """model.dtype on a GPU, on a CPU -> bytes of an activation."""
@@ -35,6 +37,7 @@ def describe(folder: str | Path, *, lanes: int, format: str = AUTO) -> Descripti
         geometry = FORMATS[format].read_geometry(folder)
         lines += _network(geometry)
         lines += _files(folder, geometry, format)
+        lines += _use(folder, geometry)
     except ModelError as error:
         return Description(tuple(lines), error)
     return Description((*lines, *_memory(geometry, lanes)), None)
@@ -63,6 +66,28 @@ def _files(folder: Path, geometry: Mamba2Geometry, format: str) -> list[str]:
     said = ", ".join(f"{number} {dtype}" for dtype, number in dtypes.most_common())
     names = files[0].name if len(files) == 1 else f"{len(files)} files, {files[0].name} to {files[-1].name}"
     return [f"weights     {names}, {size}, tensors: {said}"]
+
+
+def _use(folder: Path, geometry: Mamba2Geometry) -> list[str]:
+    """What texts become tokens by, and how vectors are made where the folder says it. A tokenizer may also be another folder's."""
+    try:
+        tokenizer = load_tokenizer(str(folder))
+        check_fits(tokenizer, geometry.vocab_size)
+        added = [name for name, there in (("BOS", tokenizer.adds_bos), ("EOS", tokenizer.adds_eos)) if there]
+        lines = [
+            f"tokenizer   {tokenizer.vocab_size} entries, BOS {tokenizer.bos_id}, EOS {tokenizer.eos_id}, its template adds"
+            f" {' and '.join(added) or 'neither'}"
+        ]
+    except ModelError as error:
+        lines = [f"tokenizer   none that runs: {error}"]
+    recipe = read_recipe(folder)
+    if recipe is not None:
+        prompts = ", ".join(f"{name}{' (the default)' * (name == recipe.default_prompt)}" for name in recipe.prompts)
+        lines.append(
+            f"embedding   {recipe.pooling}, {'normalized' if recipe.normalize else 'not normalized'}, prompts: {prompts or 'none'},"
+            f" {'in' if recipe.include_prompt else 'not in'} the pooling"
+        )
+    return lines
 
 
 def _memory(g: Mamba2Geometry, lanes: int) -> list[str]:

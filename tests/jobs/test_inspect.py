@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,26 @@ def test_a_refusal_is_told_after_what_is_known(tmp_path: Path, capsys: pytest.Ca
     assert "state_spaces, by config.json" in captured.out
     assert "attention layers" in captured.err
     assert "MLP layers" in captured.err
+
+
+def test_tokenizer_and_embedding_are_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tiny_checkpoint(tmp_path / "model", tokenizer=True)
+    kinds = ("Transformer", "Pooling")
+    (folder / "modules.json").write_text(json.dumps([{"type": kind, "path": kind * (kind == "Pooling")} for kind in kinds]), "utf-8")
+    (folder / "Pooling").mkdir()
+    write_json(folder / "Pooling" / "config.json", {"pooling_mode": "lasttoken"})
+    write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "q: ", "text": ""}, "default_prompt_name": "query"})
+    assert main(["model", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "tokenizer   320 entries, BOS 0, EOS 0, its template adds neither" in out
+    assert "embedding   last, not normalized, prompts: query (the default), text, in the pooling" in out
+    (folder / "tokenizer.json").rename(folder / "tekken.json")
+    assert main(["model", str(folder)]) == 0, "documents may bring ids, and another tokenizer may be named"
+    assert "tokenizer   none that runs: " in (out := capsys.readouterr().out)
+    assert "found tekken.json, which mistral-common reads" in out
+    write_json(folder / "Pooling" / "config.json", {"pooling_mode": "cls"})
+    assert main(["model", str(folder)]) == 2
+    assert "pooling_mode: expected one of mean, last, max, weighted_mean, found cls" in capsys.readouterr().err
 
 
 def test_a_format_can_be_named_and_must_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,35 @@
-"""One Mamba-2 in every format: the same geometry, the same bits, and hidden states of the float64 recurrence."""
+"""One Mamba-2 in every format: the same geometry, the same bits, and hidden states of the float64 recurrence.
+
+What other loaders get wrong, in silence, and the tests that longscan does not:
+
+* an original config read as Hugging Face's, which gives a 7B model's geometry:
+      test_mamba_ssm_defaults_stand_where_ssm_cfg_is_silent_and_the_vocabulary_is_padded
+* the original name of the embedding is not known, and it stays random:
+      test_every_format_gives_the_same_bits[hugging_face_first_spelling]
+      test_weights.test_one_error_lists_all_tensors_that_are_wrong
+* ssm_cfg is not read:
+      test_ssm_cfg_is_read_in_full
+      test_variants_are_refused_by_name
+      test_formats_malformed.test_codestral_with_the_geometry_of_one_group
+* a limit of the time step is written as Infinity, null or text:
+      test_a_limit_of_the_time_step_in_ssm_cfg
+      test_model_config.test_a_limit_of_the_time_step_is_read_however_it_is_spelled
+* A_log, dt_bias and D become bf16:
+      test_files_of_any_dtype_and_decays_in_fp32
+* pickles and a repository's code are run:
+      test_formats_malformed.test_pickled_code_is_not_run
+      test_no_code_of_a_checkpoint_is_run
+      test_fetch.test_no_code_of_a_repository_is_run
+* hybrids and Mamba-1 are taken for a Mamba-2:
+      test_model_config.test_what_longscan_does_not_compute_is_refused_by_name
+* eight groups and an untied head are lost; BOS and EOS are the config's defaults:
+      test_codestral_has_mamba_ssm_defaults_and_eight_groups
+      test_convert.test_token_ids_come_from_the_tokenizer_where_the_config_has_none
+* prompt, pooling and end token are left out:
+      test_recipe.test_a_folder_says_how_it_is_used
+* the joins of a tokenizer.model are put in another order:
+      test_tokenize_load.test_joins_are_those_of_the_scores_and_not_of_the_ids
+"""
 
 from __future__ import annotations
 
