@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -37,6 +38,7 @@ class JournalWriter:
         """head: whose journal it is; the first frame of every file."""
         self._folder, self._attempt, self._head, self._clock = folder, attempt, pack({"journal": head}), clock
         self._handle: int | None = None
+        self._closing = threading.Lock()  # one thread writes and closes, another syncs
         self._waiting: list[bytes] = []
         self._since = 0.0
         self._files = 0
@@ -62,15 +64,19 @@ class JournalWriter:
 
     def sync(self) -> None:
         """What was put outlives a loss of power from here on."""
-        if self._handle is not None:
-            os.fsync(self._handle)
+        with self._closing:
+            if self._handle is not None:
+                os.fsync(self._handle)
 
-    def close(self) -> None:
-        """Raises OutputError where what waits cannot be put."""
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
-        self.put()
+    def close(self, *, wanted: bool = True) -> None:
+        """wanted: the shard is not committed, so what was written must last. Raises OutputError where what waits cannot be put."""
+        if wanted:
+            self.put()
+            self.sync()
+        with self._closing:
+            if self._handle is not None:
+                os.close(self._handle)
+                self._handle = None
 
     def _append(self, data: bytes) -> None:
         if self._handle is None:

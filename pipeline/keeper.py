@@ -149,8 +149,8 @@ class ShardKeeper:
 
     def __exit__(self, *_: object) -> None:
         try:
-            self._writer.close()
-        except LongscanError as error:
+            self._writer.close(wanted=not self._broken)
+        except (LongscanError, OSError) as error:
             self._give_up(error)
         self._keeper.ended(self)
 
