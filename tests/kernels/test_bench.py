@@ -189,7 +189,8 @@ def test_loads_fill_the_gpu_or_are_one_document() -> None:
         assert len(many.layout.entries) * shape.H >= 264
         assert many.span_tiles is None
         assert (len(one.layout.entries), one.span_tiles) == (1, 32 if shape.H == 24 else 64)
-        assert limits.tokens_of(many.layout) == limits.tokens_of(one.layout) == 65_536
+        assert limits.tokens_of(one.layout) == 65_536
+        assert 65_536 - 64 <= limits.tokens_of(many.layout) <= 65_536
 
 
 def test_results_are_whole_after_each_row(tmp_path: Path) -> None:
