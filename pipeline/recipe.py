@@ -15,6 +15,7 @@ from typing import Any
 from longscan.pipeline.config import EmbeddingConfig, JobConfig
 from longscan.pipeline.errors import ConfigError, ModelError
 from longscan.pipeline.model.formats.fields import Fields, read_json, read_list
+from longscan.pipeline.model.formats.files import inside
 from longscan.pipeline.tokenize import TextTokenizer
 
 MODULES = "modules.json"
@@ -71,7 +72,7 @@ def read_recipe(folder: str | Path) -> Recipe | None:
             f"{', '.join(kind for kind, _ in modules)}: longscan does not compute that embedding. "
             "Remove modules.json to have hidden states pooled as the job says."
         )
-    recipe = _pooling(folder / dict(modules)["Pooling"] / "config.json")
+    recipe = _pooling(inside(folder, str(Path(dict(modules)["Pooling"]) / "config.json")))
     recipe = replace(recipe, normalize="Normalize" in dict(modules))
     return _limits(folder, _prompts(folder, recipe))
 
@@ -101,7 +102,7 @@ def _prompts(folder: Path, recipe: Recipe) -> Recipe:
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise ModelError(f"{file}: prompts: expected texts by name, found {prompts!r}")
-    if default is not None and default not in prompts:
+    if default is not None and (not isinstance(default, str) or default not in prompts):
         raise ModelError(f"{file}: default_prompt_name: expected one of {', '.join(prompts) or 'no prompts'}, found {default!r}")
     return replace(recipe, prompts=prompts, default_prompt=default)
 

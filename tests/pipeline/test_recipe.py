@@ -176,6 +176,11 @@ MEAN = {"pooling_mode_mean_tokens": True}
         ({"1_Pooling/config.json": {**MEAN, "include_prompt": "no"}}, "include_prompt: expected true or false, found 'no'"),
         ({"config_sentence_transformers.json": {"prompts": ["a"]}}, "prompts: expected texts by name"),
         ({"config_sentence_transformers.json": {"default_prompt_name": "q"}}, "default_prompt_name: expected one of no prompts, found 'q'"),
+        ({"config_sentence_transformers.json": {"default_prompt_name": ["q"]}}, r"default_prompt_name: expected one of .*, found \['q'\]"),
+        (
+            {"modules.json": [{"type": ST + "Transformer"}, {"type": ST + "Pooling", "path": "../elsewhere"}]},
+            "found a link that leaves its folder",
+        ),
         ({"sentence_bert_config.json": {"do_lower_case": True}}, "do_lower_case: expected false"),
     ],
     ids=lambda value: str(value)[:50],
