@@ -20,6 +20,7 @@ from longscan.pipeline.config import JobConfig
 from longscan.pipeline.errors import ModelError
 from longscan.pipeline.fetch import COMMIT, fetch_model, fetch_tokenizer
 from longscan.pipeline.model import read_geometry
+from longscan.pipeline.recipe import Recipe, read_recipe
 from longscan.pipeline.resolve import pinned
 from tiny_jobs import rows, texts, words, write_input
 
@@ -97,6 +98,19 @@ def test_pickles_are_fetched_where_there_is_nothing_else(hub: Hub, model: Path, 
     hub.push("someone/both", both)
     fetched = Path(fetch_model("someone/both", None).folder)
     assert sorted(file.name for file in fetched.iterdir() if file.suffix != ".json") == ["model.safetensors"], "no pickle, no code"
+
+
+def test_the_files_of_sentence_transformers_come_along(hub: Hub, tmp_path: Path) -> None:
+    """In the hub's cache they are links to blobs, those in folders too."""
+    folder = tiny_checkpoint(tmp_path / "model", tokenizer=True)
+    kinds = ("Transformer", "Pooling", "Normalize")
+    (folder / "modules.json").write_text(json.dumps([{"type": kind, "path": f"{n}_{kind}"} for n, kind in enumerate(kinds)]), "utf-8")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}', "utf-8")
+    hub.push("someone/embedder", folder)
+    fetched = Path(fetch_model("someone/embedder", None).folder)
+    assert (fetched / "1_Pooling" / "config.json").is_symlink()
+    assert read_recipe(fetched) == Recipe("max", True, True)
 
 
 def test_a_tokenizer_is_fetched_without_weights(hub: Hub, model: Path) -> None:
