@@ -16,6 +16,7 @@ import pickle
 import signal
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,10 @@ NO_LIMIT_S = -1
 """Ray Data gives a run up that yields no row for half an hour, which one long document may well take."""
 QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
 TALLY_S = 1.0
+POLL_S = 0.5
+"""How often a worker asks whether it is to stop."""
+SILENT_S = 5.0
+"""Who has not asked for so long is gone: nobody waits for it."""
 CALL_S = 10.0
 
 log = logging.getLogger(__name__)
@@ -179,10 +184,25 @@ def _pool(job: Job, workers: Workers, chains: Sequence[Chain], progress: Progres
         num_gpus=workers.gpus,
     )
     with _watched(tally, progress), closing(_answers(results)) as answers:
-        for answer in answers:
-            if isinstance(answer, LongscanError):
-                raise answer
-            yield from answer
+        try:
+            for answer in answers:
+                if isinstance(answer, LongscanError):
+                    raise answer
+                yield from answer
+        except (KeyboardInterrupt, GeneratorExit):
+            _flush(tally, job.config.cluster.grace_s)
+            raise
+
+
+def _flush(tally: Any, grace_s: float) -> None:
+    """Have all workers stop in good order, and wait for them for as long as they may take."""
+    import ray
+
+    end = time.monotonic() + grace_s
+    with suppress(ray.exceptions.RayError):
+        ray.get(tally.stop.remote(), timeout=grace_s)
+        while time.monotonic() < end and ray.get(tally.waiting.remote(), timeout=max(end - time.monotonic(), 0.0)):
+            time.sleep(POLL_S / 4)
 
 
 def _answers(results: Any) -> Generator[Any, None, None]:
@@ -225,11 +245,28 @@ def _watched(tally: Any, progress: Progress) -> Iterator[None]:
 
 
 class Tally:
-    """The actor that adds up the tokens that workers report."""
+    """The actor that adds up the tokens that workers report, and tells them to stop."""
 
     def __init__(self) -> None:
         self._tokens: Counter[str] = Counter()
         self._begun = 0
+        self._seen: dict[str, float] = {}
+        self._stopping = False
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    def stopping(self, worker: str) -> bool:
+        """Whether the worker that asks is to stop; it says `stopped` then."""
+        self._seen[worker] = time.monotonic()
+        return self._stopping
+
+    def stopped(self, worker: str) -> None:
+        self._seen.pop(worker, None)
+
+    def waiting(self) -> int:
+        """Workers that are there and have not stopped."""
+        return sum(time.monotonic() - seen < SILENT_S for seen in self._seen.values())
 
     def begin(self) -> int:
         """A worker begins to build its tools. How many have begun since one had them ready, this one counted."""
@@ -266,10 +303,24 @@ class RayWorker:
         try:
             self._worker = Worker(job, threads=cores, on_tokens=self._count)
             tally.ready.remote()
+            threading.Thread(target=self._await_stop, name="longscan-stop", daemon=True).start()
         except LongscanError as error:
             self._failure = error
         except Exception as error:
             self._failure = Stopped(f"a worker on {os.uname().nodename} cannot start: {type(error).__name__}: {error}")
+
+    def _await_stop(self) -> None:
+        import ray
+
+        with suppress(ray.exceptions.RayError):
+            while not ray.get(self._tally.stopping.remote(self._name)):
+                time.sleep(POLL_S)
+            flushing = threading.Thread(target=self._worker.flush, daemon=True)
+            flushing.start()
+            while flushing.is_alive():
+                flushing.join(POLL_S)
+                ray.get(self._tally.stopping.remote(self._name))
+            self._tally.stopped.remote(self._name)
 
     def _count(self, tokens: int) -> None:
         self._tally.add.remote(self._name, tokens)

@@ -71,18 +71,26 @@ class Stop:
         self.seen = 0
         self.sent = False
         lock = threading.Lock()
-        add = Progress.add_tokens
+        add, put = Progress.add_tokens, Progress.set_tokens
 
-        def count(progress: Progress, tokens: int) -> None:
-            add(progress, tokens)
+        def count(seen: Callable[[], int]) -> None:
             with lock:
-                self.seen += tokens
+                self.seen = seen()
                 due = self.seen >= at and not self.sent
                 self.sent |= due
             if due:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        patch.setattr(Progress, "add_tokens", count)
+        def added(progress: Progress, tokens: int) -> None:
+            add(progress, tokens)
+            count(lambda: self.seen + tokens)
+
+        def told(progress: Progress, tokens: int) -> None:
+            put(progress, tokens)
+            count(lambda: tokens)
+
+        patch.setattr(Progress, "add_tokens", added)
+        patch.setattr(Progress, "set_tokens", told)
 
 
 def stopped(command: list[str], at: int, *, crash: bool = False) -> int:
@@ -252,3 +260,22 @@ def test_a_stop_in_the_middle_of_a_carrys_save(
     assert len(saved) > 6
     assert main(command) == 0
     assert_same(tmp_path / "out", undisturbed("everything"))
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own, on import and at its end
+def test_workers_on_ray_keep_what_they_are_at_when_the_run_is_stopped(model: Path, tmp_path: Path) -> None:
+    """With an interval that no document reaches, every carry there is comes from the stop."""
+    source = write_input(tmp_path / "in.parquet", [" ".join(texts(120, seed=n)) for n in range(4)], row_group=2)
+    command = job(model, source, tmp_path / "out", "everything", "engine.checkpoint_tokens=1048576")
+    ray = [word for word in command if word != "cluster=inprocess"]
+    assert stopped([*ray, "cluster=local", "cluster.workers=2"], 1000) > 0
+    kept = sorted((tmp_path / "out" / "_run" / "carries").rglob("*.carry"))
+    assert kept
+    with pytest.MonkeyPatch.context() as patch:
+        last = Stop(patch, 1 << 40)
+        assert main(command) == 0
+    assert carries(tmp_path / "out")["resumed_documents"] == len(kept)
+    assert carries(tmp_path / "out")["recomputed_tokens"] == 0
+    assert main([word.replace(str(tmp_path / "out"), str(tmp_path / "alone")) for word in command]) == 0
+    assert_same(tmp_path / "out", tmp_path / "alone")
+    assert last.seen < sum(row["num_tokens"] for row in rows(tmp_path / "alone", "documents"))

@@ -1,0 +1,231 @@
+"""Carries: what a document takes along is all it needs, wherever it is cut; and their form on disk, whole or not at all."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fake_model import CountingModel, document, stream
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from longscan.pipeline.carry import Owner, carry_name, content_digest, named, parse_carry, save_carry
+from longscan.pipeline.config import EmbeddingConfig, ScoreConfig, TaskConfig
+from longscan.pipeline.engine import Engine
+from longscan.pipeline.frames import pack, read_frames
+from longscan.pipeline.journal import JournalWriter, read_journal, replay
+from longscan.pipeline.records import Carry, Cut, DocumentRow, ErrorRow, HostCarry, Outcome, Reached, TokensRow, TokenStream, WindowRow
+from longscan.pipeline.rowcodec import NONE, Counts, after_row, pack_rows
+from longscan.pipeline.storage import locate
+from longscan.pipeline.tokenize.blocks import LaterBlocks
+
+TASK = TaskConfig(
+    "embed_score",
+    EmbeddingConfig(pooling=["mean", "last", "max", "weighted_mean"], normalize=False, window_tokens=128),
+    ScoreConfig(per_token=True, window_tokens=128),
+)
+SEGMENT = 64
+
+
+class Collecting:
+    """Keeps nothing and remembers every carry."""
+
+    def __init__(self, checkpoint_tokens: int) -> None:
+        self.checkpoint_tokens = checkpoint_tokens
+        self.carries: list[Carry] = []
+
+    def reserve(self) -> bool:
+        return True
+
+    def forget(self) -> None:
+        pass
+
+    def keep(self, news: Sequence[Outcome | Carry | Reached]) -> list[Outcome]:
+        self.carries += [item for item in news if isinstance(item, Carry)]
+        return [item for item in news if not isinstance(item, Carry | Reached)]
+
+
+def run(streams: Iterable[TokenStream], keeper: Collecting | None = None, **sizes: Any) -> dict[int, list[Outcome]]:
+    sizes = {"lanes": 3, "step_tokens": 256, "segment_tokens": SEGMENT, "context_id": 3} | sizes
+    rows: dict[int, list[Outcome]] = {}
+    with Engine(CountingModel(), TASK, device="cpu", backend="torch", **sizes) as engine:
+        for row in engine.process(streams, keeper):
+            assert not isinstance(row, ErrorRow)
+            rows.setdefault(row.document.ordinal, []).append(row)
+    return rows
+
+
+def tokens(ordinal: int, length: int, carry: Carry | None = None, block: int = 100) -> TokenStream:
+    """A document's stream, from its carry on."""
+    ids = np.random.default_rng(ordinal).integers(0, 11, length)
+    whole = stream(ordinal, ids, block=block, offsets=True, num_bytes=3 * length)
+    if carry is None:
+        return whole
+    return replace(whole, document=replace(whole.document, carry=carry), blocks=LaterBlocks(whole.blocks, carry.position))
+
+
+def printed(rows: Iterable[Outcome], after: int = 0) -> list[Any]:
+    """Rows as their bits, those that end behind a position."""
+    prints = []
+    for row in rows:
+        if isinstance(row, WindowRow) and row.token_end > after:
+            vectors = {name: vector.tobytes() for name, vector in row.vectors.items()}
+            prints.append(("window", row.window_index, row.token_start, row.char_start, row.char_end, vectors, row.log_likelihood))
+        elif isinstance(row, TokensRow) and row.token_start >= after:
+            prints.append(("tokens", row.token_start, row.token_ids.tobytes(), row.logprobs.tobytes()))
+        elif isinstance(row, DocumentRow):
+            vectors = {name: None if vector is None else vector.tobytes() for name, vector in row.vectors.items()}
+            prints.append(("document", row.num_tokens, vectors, row.log_likelihood, row.bits_per_byte))
+    return sorted(prints, key=lambda row: (row[0], row[1]))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 900), min_size=1, max_size=5),
+    checkpoint=st.sampled_from([64, 128, 256]),
+    lanes=st.integers(1, 4),
+    data=st.data(),
+)
+def test_a_document_goes_on_from_any_carry_as_if_nothing_had_been(
+    lengths: list[int], checkpoint: int, lanes: int, data: st.DataObject
+) -> None:
+    keeper = Collecting(checkpoint)
+    undisturbed = run((tokens(n, length) for n, length in enumerate(lengths)), keeper, lanes=lanes)
+    assert {carry.ordinal for carry in keeper.carries} <= {n for n, length in enumerate(lengths) if length > checkpoint}
+    chosen: dict[int, Carry] = {}
+    for carry in keeper.carries:
+        assert carry.position % SEGMENT == 0
+        assert 0 < carry.position < lengths[carry.ordinal]
+        if data.draw(st.booleans(), label="taken"):
+            chosen[carry.ordinal] = carry
+    again = run((tokens(n, length, chosen.get(n)) for n, length in enumerate(lengths)), lanes=data.draw(st.integers(1, 4), label="lanes"))
+    for ordinal, rows in undisturbed.items():
+        after = chosen[ordinal].position if ordinal in chosen else 0
+        assert printed(again[ordinal]) == printed(rows, after), f"document {ordinal}, from token {after}"
+
+
+def test_without_room_a_carry_is_made_later() -> None:
+    class Full(Collecting):
+        asked = 0
+
+        def reserve(self) -> bool:
+            self.asked += 1
+            return self.asked > 2
+
+    keeper = Full(128)
+    run([tokens(0, 1000)], keeper, step_tokens=64)
+    assert [carry.position for carry in keeper.carries] == [256, 384, 512, 640, 768, 896]
+    assert keeper.asked == 8, "not at 128 and not at 192"
+
+
+@given(st.lists(st.binary(max_size=40), max_size=4), st.integers(0, 400))
+def test_frames_are_read_as_far_as_they_are_whole(bodies: list[bytes], cut: int) -> None:
+    frames = [pack({"n": n, "x": float("nan") if n else 0.1}, [body]) for n, body in enumerate(bodies)]
+    data = b"".join(frames)
+    kept = len(data[:cut]) if cut < len(data) else len(data)
+    ends = np.cumsum([len(frame) for frame in frames]).tolist()
+    whole = sum(end <= kept for end in ends)
+    found = list(read_frames(io.BytesIO(data[:kept])))
+    assert [bytes(frame.body) for frame in found] == bodies[:whole]
+    assert [frame.header["n"] for frame in found] == list(range(whole))
+
+
+@given(st.data())
+def test_a_changed_bit_is_no_frame(data: st.DataObject) -> None:
+    frame = bytearray(pack({"n": 1}, [b"some bytes"]))
+    at = data.draw(st.integers(0, 8 * len(frame) - 1))
+    frame[at // 8] ^= 1 << at % 8
+    assert list(read_frames(io.BytesIO(bytes(frame)))) == []
+
+
+OWNER = Owner("fingerprint", 2, 7, "digest")
+TENSORS = {
+    "model.tail": torch.randn(2, 3, 5).bfloat16(),
+    "model.ssm": torch.randn(2, 4).T,
+    "pool.mean": torch.randn(6, dtype=torch.float64),
+}
+LAYOUT = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in TENSORS.items()}
+CARRY = Carry(7, HostCarry(128, -1.25, -3.0, -0.1, 5, 1), Cut(300, 290, 100), lambda: TENSORS)
+
+
+def test_a_carry_comes_back_as_it_was() -> None:
+    parsed = parse_carry(save_carry(CARRY, OWNER, (1, 128, 0)), OWNER, LAYOUT)
+    assert not isinstance(parsed, str)
+    saved, tensors = parsed
+    assert (saved.owner, saved.host, saved.cut, saved.counts) == (OWNER, CARRY.host, CARRY.cut, (1, 128, 0))
+    assert all(torch.equal(tensors[name], tensor) and tensors[name].dtype == tensor.dtype for name, tensor in TENSORS.items())
+
+
+@pytest.mark.parametrize(
+    ("owner", "layout", "why"),
+    [
+        (replace(OWNER, fingerprint="another"), LAYOUT, "another run"),
+        (replace(OWNER, shard=3), LAYOUT, "another document"),
+        (replace(OWNER, ordinal=8), LAYOUT, "another document"),
+        (replace(OWNER, digest="other"), LAYOUT, "content has changed"),
+        (OWNER, {**LAYOUT, "pool.max": (torch.float32, (6,))}, "not those of this model"),
+        (OWNER, {**LAYOUT, "model.ssm": (torch.float32, (2, 4))}, "not those of this model"),
+    ],
+)
+def test_a_carry_is_for_one_document_of_one_run(owner: Owner, layout: Any, why: str) -> None:
+    parsed = parse_carry(save_carry(CARRY, OWNER, (0, 0, 0)), owner, layout)
+    assert isinstance(parsed, str)
+    assert why in parsed
+
+
+@pytest.mark.parametrize("header", [{}, {"owner": 3}, {"owner": {"fingerprint": 1}}, {"owner": {"x": 1}, "tensors": []}])
+def test_a_whole_frame_that_is_no_carry_is_none(header: dict[str, Any]) -> None:
+    assert isinstance(parse_carry(pack(header), OWNER, LAYOUT), str)
+    assert isinstance(parse_carry(save_carry(CARRY, OWNER, NONE) + b"more", OWNER, LAYOUT), str)
+    assert isinstance(parse_carry(None, OWNER, LAYOUT), str)
+
+
+def test_names_and_digests() -> None:
+    assert named(carry_name(7, 128, 3)) == (7, 128, 3)
+    assert carry_name(7, 128, 9) < carry_name(7, 1 << 40, 3), "the newest position is the last name"
+    assert [named(name) for name in ("000001-000001.rows", "x-y-z.carry", "1-2.carry", ".longscan-1-2-3.carry-ab")] == [None] * 4
+    ids = replace(document(0, None), token_ids=np.array([1, 2], np.int32))
+    several = [document(0, b"a"), document(0, b"b"), ids, replace(ids, token_ids=np.array([1, 2], np.int64))]
+    several.append(replace(document(0, b"a"), positions=np.array([1])))
+    assert len({content_digest(one) for one in several}) == len(several)
+
+
+def rows_of(count: int) -> list[Outcome]:
+    made = run([tokens(0, count)])[0]
+    return [replace(row, document=document(0)) for row in made if not isinstance(row, ErrorRow)]
+
+
+def frames_of(rows: Sequence[Outcome], before: Counts = NONE) -> tuple[bytes, Counts]:
+    after: Counts | None = before
+    for row in rows:
+        after = after_row(after or NONE, row)
+        assert after is not None
+    return pack_rows(0, "d", rows, before, after or NONE), after or NONE
+
+
+def test_a_journal_gives_each_row_once_with_its_bits_whoever_wrote_it(tmp_path: Path) -> None:
+    """Attempt 2 goes on before the end of attempt 1, and attempt 3 from there."""
+    rows, folder, head = rows_of(700), locate(str(tmp_path)), {"fingerprint": "f", "shard": 0}
+    counts, at = [NONE], NONE
+    for row in rows:
+        _, at = frames_of([row], at)
+        counts.append(at)
+    for attempt, (start, stop) in enumerate([(0, 9), (5, 12), (12, len(rows))], 1):
+        writer = JournalWriter(folder, attempt, head)
+        for i in range(start, stop, 2):
+            part = rows[i : min(i + 2, stop)]
+            writer.write([frames_of(part, counts[i])[0]])
+        writer.close()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    trail = read_journal(folder, names, head).trails[0]
+    assert trail.finished
+    assert printed(replay(trail, document(0))) == printed(rows)
+    assert printed(replay(trail, document(0), counts[7])) == printed(rows[:7])
+    gap = read_journal(folder, [names[0], names[2]], head).trails[0]
+    assert (gap.finished, gap.counts) == (False, counts[9])
+    assert read_journal(folder, names, {"fingerprint": "g", "shard": 0}).trails == {}
