@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -89,10 +90,11 @@ def printed(rows: Iterable[Outcome], after: int = 0) -> list[Any]:
     lengths=st.lists(st.integers(1, 900), min_size=1, max_size=5),
     checkpoint=st.sampled_from([64, 128, 256]),
     lanes=st.integers(1, 4),
-    data=st.data(),
+    lanes_again=st.integers(1, 4),
+    seed=st.integers(0, 1 << 20),
 )
 def test_a_document_goes_on_from_any_carry_as_if_nothing_had_been(
-    lengths: list[int], checkpoint: int, lanes: int, data: st.DataObject
+    lengths: list[int], checkpoint: int, lanes: int, lanes_again: int, seed: int
 ) -> None:
     keeper = Collecting(checkpoint)
     undisturbed = run((tokens(n, length) for n, length in enumerate(lengths)), keeper, lanes=lanes)
@@ -101,9 +103,10 @@ def test_a_document_goes_on_from_any_carry_as_if_nothing_had_been(
     for carry in keeper.carries:
         assert carry.position % SEGMENT == 0
         assert 0 < carry.position < lengths[carry.ordinal]
-        if data.draw(st.booleans(), label="taken"):
+        # Not drawn: which carries there are, and in what order, is the threads' doing.
+        if random.Random(f"{seed} {carry.ordinal} {carry.position}").random() < 0.5:
             chosen[carry.ordinal] = carry
-    again = run((tokens(n, length, chosen.get(n)) for n, length in enumerate(lengths)), lanes=data.draw(st.integers(1, 4), label="lanes"))
+    again = run((tokens(n, length, chosen.get(n)) for n, length in enumerate(lengths)), lanes=lanes_again)
     for ordinal, rows in undisturbed.items():
         after = chosen[ordinal].position if ordinal in chosen else 0
         assert printed(again[ordinal]) == printed(rows, after), f"document {ordinal}, from token {after}"
