@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import signal
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +12,8 @@ import pytest
 from fakes import tiny_checkpoint
 from longscan.jobs.run import main
 from longscan.pipeline.keeper import ShardKeeper
-from longscan.pipeline.progress import Progress
-from longscan.pipeline.worker import Worker
+from stopping import Stop, carries, stopped
+from threads import torch_threads
 from tiny_jobs import rows, table, texts, words, write_input
 
 SCORES = ("task=embed_score", "task.embedding.window_tokens=64", "task.score.window_tokens=64", "task.score.per_token=true")
@@ -32,6 +28,13 @@ TASKS = {
 ORDER = {"windows": "window_index", "tokens": "token_start"}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """For so small a model a second one only waits for the first."""
+    with torch_threads(1):
+        yield
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("model"), tokenizer=True)
@@ -40,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two shards: giants of some thousand tokens among documents shorter than a segment, empty ones, and a null."""
-    long = [" ".join(texts(60, seed=n)) for n in range(4)]
+    long = [" ".join(texts(36, seed=n)) for n in range(4)]
     rows = [long[0], "", *texts(6), long[1], "short", long[2], *texts(4, seed=1), None, long[3], "x"]
     ids = pa.array([None if text is None else [ord(c) % 320 for c in text[: len(text) // 3]] for text in rows], pa.list_(pa.int32()))
     return write_input(tmp_path_factory.mktemp("in") / "in.parquet", rows, row_group=8, ids=ids)
@@ -64,46 +67,6 @@ def undisturbed(model: Path, source: Path, tmp_path_factory: pytest.TempPathFact
     return output
 
 
-class Stop:
-    """Ends the run by SIGTERM once so many tokens have gone through the model."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, at: int) -> None:
-        self.seen = 0
-        self.sent = False
-        lock = threading.Lock()
-        add, put = Progress.add_tokens, Progress.set_tokens
-
-        def count(seen: Callable[[], int]) -> None:
-            with lock:
-                self.seen = seen()
-                due = self.seen >= at and not self.sent
-                self.sent |= due
-            if due:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        def added(progress: Progress, tokens: int) -> None:
-            add(progress, tokens)
-            count(lambda: self.seen + tokens)
-
-        def told(progress: Progress, tokens: int) -> None:
-            put(progress, tokens)
-            count(lambda: tokens)
-
-        patch.setattr(Progress, "add_tokens", added)
-        patch.setattr(Progress, "set_tokens", told)
-
-
-def stopped(command: list[str], at: int, *, crash: bool = False) -> int:
-    """Tokens that went through before the stop; a crash flushes nothing."""
-    with pytest.MonkeyPatch.context() as patch:
-        stop = Stop(patch, at)
-        if crash:
-            patch.setattr(Worker, "flush", lambda _: None)
-        code = main(command)
-        assert code == (75 if stop.sent else 0)
-        return stop.seen if stop.sent else -1
-
-
 def assert_same(output: Path, expected: Path) -> None:
     for name in sorted(path.name for path in expected.iterdir() if path.is_dir() and not path.name.startswith("_")):
         found, wanted = table(output, name), table(expected, name)
@@ -112,11 +75,6 @@ def assert_same(output: Path, expected: Path) -> None:
             found, wanted = found.sort_by(order), wanted.sort_by(order)
         assert found.equals(wanted), name
     assert not (output / "_run" / "carries").exists()
-
-
-def carries(output: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((output / "_run" / "metrics.json").read_text())["carries"]
-    return found
 
 
 @pytest.mark.parametrize("crash", [False, True], ids=["sigterm", "crash"])
@@ -260,22 +218,3 @@ def test_a_stop_in_the_middle_of_a_carrys_save(
     assert len(saved) > 6
     assert main(command) == 0
     assert_same(tmp_path / "out", undisturbed("everything"))
-
-
-@pytest.mark.filterwarnings("ignore")  # Ray's own, on import and at its end
-def test_workers_on_ray_keep_what_they_are_at_when_the_run_is_stopped(model: Path, tmp_path: Path) -> None:
-    """With an interval that no document reaches, every carry there is comes from the stop."""
-    source = write_input(tmp_path / "in.parquet", [" ".join(texts(120, seed=n)) for n in range(4)], row_group=2)
-    command = job(model, source, tmp_path / "out", "everything", "engine.checkpoint_tokens=1048576")
-    ray = [word for word in command if word != "cluster=inprocess"]
-    assert stopped([*ray, "cluster=local", "cluster.workers=2"], 1000) > 0
-    kept = sorted((tmp_path / "out" / "_run" / "carries").rglob("*.carry"))
-    assert kept
-    with pytest.MonkeyPatch.context() as patch:
-        last = Stop(patch, 1 << 40)
-        assert main(command) == 0
-    assert carries(tmp_path / "out")["resumed_documents"] == len(kept)
-    assert carries(tmp_path / "out")["recomputed_tokens"] == 0
-    assert main([word.replace(str(tmp_path / "out"), str(tmp_path / "alone")) for word in command]) == 0
-    assert_same(tmp_path / "out", tmp_path / "alone")
-    assert last.seen < sum(row["num_tokens"] for row in rows(tmp_path / "alone", "documents"))

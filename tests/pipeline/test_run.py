@@ -24,6 +24,7 @@ from longscan.jobs.run import main
 from longscan.pipeline.errors import OutputError
 from longscan.pipeline.records import ShardReport
 from longscan.pipeline.run import run
+from stopping import Stop, carries, stopped
 from tiny_jobs import rows, success, table, texts, unfinish, words, write_input
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own, on import and at its end
@@ -282,3 +283,22 @@ class TestInThisProcess:
         monkeypatch.undo()
         assert main(command) == 0
         assert_same(tmp_path / "out", alone)
+
+
+def test_workers_keep_what_they_are_at_when_the_run_is_stopped(model: Path, tmp_path: Path) -> None:
+    """With an interval that no document reaches, every carry there is comes from the stop."""
+    source = write_input(tmp_path / "in.parquet", [" ".join(texts(120, seed=n)) for n in range(4)], row_group=2)
+    command = job(model, source, tmp_path / "out", "engine.checkpoint_tokens=1048576")
+    assert stopped([*command, "cluster=local", "cluster.workers=2"], 1000) > 0
+    kept = sorted((tmp_path / "out" / "_run" / "carries").rglob("*.carry"))
+    assert kept
+    with pytest.MonkeyPatch.context() as patch:
+        last = Stop(patch, 1 << 40)
+        assert main([*command, "cluster=inprocess"]) == 0
+    assert carries(tmp_path / "out")["resumed_documents"] == len(kept)
+    assert carries(tmp_path / "out")["recomputed_tokens"] == 0
+    assert main([*job(model, source, tmp_path / "alone"), "cluster=inprocess"]) == 0
+    for name in ("documents", "windows"):
+        order = [("doc_id", "ascending"), *([("window_index", "ascending")] * (name == "windows"))]
+        assert table(tmp_path / "out", name).sort_by(order).equals(table(tmp_path / "alone", name).sort_by(order))
+    assert last.seen < sum(row["num_tokens"] for row in rows(tmp_path / "alone", "documents"))
