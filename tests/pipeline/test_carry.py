@@ -51,10 +51,10 @@ class Collecting:
         return [item for item in news if not isinstance(item, Carry | Reached)]
 
 
-def run(streams: Iterable[TokenStream], keeper: Collecting | None = None, **sizes: Any) -> dict[int, list[Outcome]]:
+def run(streams: Iterable[TokenStream], keeper: Collecting | None = None, *, device: str = "cpu", **sizes: Any) -> dict[int, list[Outcome]]:
     sizes = {"lanes": 3, "step_tokens": 256, "segment_tokens": SEGMENT, "context_id": 3} | sizes
     rows: dict[int, list[Outcome]] = {}
-    with Engine(CountingModel(), TASK, device="cpu", backend="torch", **sizes) as engine:
+    with Engine(CountingModel(device=device), TASK, device=device, backend="torch", **sizes) as engine:
         for row in engine.process(streams, keeper):
             assert not isinstance(row, ErrorRow)
             rows.setdefault(row.document.ordinal, []).append(row)
@@ -110,6 +110,17 @@ def test_a_document_goes_on_from_any_carry_as_if_nothing_had_been(
     for ordinal, rows in undisturbed.items():
         after = chosen[ordinal].position if ordinal in chosen else 0
         assert printed(again[ordinal]) == printed(rows, after), f"document {ordinal}, from token {after}"
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_host_and_the_device_part_are_of_the_same_position(device: str) -> None:
+    """On a GPU results are a step behind, and copies are queued: every carry of a long document is followed to its end."""
+    keeper, length = Collecting(64), 2000
+    expected = run([tokens(0, length)], keeper, device=device)[0]
+    assert len(keeper.carries) > 5
+    for carry in keeper.carries:
+        again = run([tokens(0, length, carry)], device=device)[0]
+        assert printed(again) == printed(expected, carry.position), f"from token {carry.position}"
 
 
 def test_without_room_a_carry_is_made_later() -> None:
