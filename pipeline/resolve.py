@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from longscan.kernels.checks import Backend
 from longscan.kernels.segments import TILE
-from longscan.kernels.ssd.spans import full_waves, pays, span_tiles
+from longscan.kernels.ssd.spans import full_waves, heads_a_block, pays, span_tiles
 from longscan.pipeline.classify import head_file, head_hash, read_heads
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.errors import ConfigError, ModelError
@@ -183,7 +183,7 @@ def choose_spans(config: JobConfig, geometry: Mamba2Geometry, choice: Choice, de
 
     A run keeps to one form, since the two differ in the last bits. Only the CUDA Tile kernels know spans.
     """
-    wanted = pays(documents, geometry.num_heads, device.processors) if config.engine.spans == "auto" else bool(config.engine.spans)
+    wanted = pays(documents, _blocks(geometry), device.processors) if config.engine.spans == "auto" else bool(config.engine.spans)
     return span_tiles(geometry.num_heads) if wanted and choice.backend == "cutile" else None
 
 
@@ -201,7 +201,7 @@ def choose_sizes(
     if step == "auto":
         step = max(engine.segment_tokens, CPU_STEP_TOKENS)
         if device.kind == "cuda":
-            step = engine.segment_tokens * _segments_a_step(engine.segment_tokens, geometry.num_heads, device.processors)
+            step = engine.segment_tokens * _segments_a_step(engine.segment_tokens, _blocks(geometry), device.processors)
     lanes = engine.lanes
     if lanes == "auto":
         lanes = max(1, min(MAX_LANES, int(STATE_SHARE * device.num_bytes) // geometry.state_bytes(4) - context_slots))
@@ -213,10 +213,16 @@ def choose_sizes(
     return Sizes(int(lanes), int(step), int(shard))
 
 
-def _segments_a_step(segment_tokens: int, heads: int, processors: int) -> int:
+def _blocks(geometry: Mamba2Geometry) -> int:
+    """Blocks of the scan of one entry."""
+    heads = heads_a_block(geometry.num_heads // geometry.num_groups, geometry.head_dim, geometry.state_size)
+    return geometry.num_heads // heads
+
+
+def _segments_a_step(segment_tokens: int, blocks: int, processors: int) -> int:
     """Segments, as one entry each, that fill the GPU's waves of blocks best, in steps of GPU_STEP_TOKENS to twice as many."""
     least = max(1, GPU_STEP_TOKENS // segment_tokens)
-    return max(range(least, 2 * least + 1), key=lambda segments: (full_waves(segments, heads, processors), -segments))
+    return max(range(least, 2 * least + 1), key=lambda segments: (full_waves(segments, blocks, processors), -segments))
 
 
 def model_facts(config: JobConfig, choice: Choice, tokenizer: TextTokenizer | None) -> Mapping[str, Any]:

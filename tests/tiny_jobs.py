@@ -7,9 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from fakes import LINES
+from longscan.kernels.segments import TILE, Entry, Segments
+from longscan.pipeline.model import load_model
 
 SENTENCE = " ".join(LINES[:3])
 
@@ -76,3 +80,14 @@ def same_tables(output: Path, expected: Path) -> list[str]:
             found, wanted = found.sort_by(order), wanted.sort_by(order)
         assert found.equals(wanted), f"{name}: {found.num_rows} rows, {wanted.num_rows} expected"
     return names
+
+
+def hidden_of(folder: Path, ids: list[int]) -> np.ndarray:
+    """[len(ids), D], float64: final hidden states of the model in `folder`, in fp32 on a CPU, over one document alone."""
+    model = load_model(folder, dtype=torch.float32, device="cpu", backend="torch")
+    tiles = -(-len(ids) // TILE)
+    padded = torch.zeros(tiles * TILE, dtype=torch.int64)
+    padded[: len(ids)] = torch.tensor(ids)
+    with torch.inference_mode():
+        hidden, _ = model.step(padded, Segments.pack([Entry(0, len(ids))], tiles), model.new_state(1))
+    return hidden[: len(ids)].double().numpy()

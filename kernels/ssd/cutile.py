@@ -22,7 +22,7 @@ from typing import Any
 import cuda.tile as ct
 import torch
 from longscan.kernels.segments import TILE, Segments
-from longscan.kernels.ssd.spans import Spans, cut
+from longscan.kernels.ssd.spans import Spans, cut, heads_a_block
 from longscan.kernels.tuning import tuned
 
 CI = ct.Constant[int]
@@ -289,7 +289,7 @@ def ssd(
     if s.entries:
         vectors_RQ, ssm_RP = vectors_HAVQ.view(-1, TILE), ssm_SHNP.view(-1, P)
         lanes, chains = (s.first_tile, s.num_tokens, s.lane_in, s.lane_out, s.order), len(s.entries)
-        heads = _heads(H // G, P, N)
+        heads = heads_a_block(H // G, P, N)
         table_RP = ssm_RP
         if s.span_tiles is not None:
             spans = cut(s)
@@ -320,11 +320,6 @@ def _start_spans(
     lanes = (spans.first_span, spans.num_spans, spans.wanted, s.lane_in, s.lane_out)
     ct.launch(stream, (H * N // ROWS, len(s.entries)), span_starts, (state_RP, left_KH, ssm_RP, *lanes, H, N, P, ROWS))
     return state_RP
-
-
-def _heads(group: int, P: int, N: int) -> int:
-    """Heads of a block, each with a warp group of its own: two where their states fit the registers."""
-    return 2 if group % 2 == 0 and P * N <= 64 * 128 else 1
 
 
 @functools.cache

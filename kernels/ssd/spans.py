@@ -15,8 +15,11 @@ PADDED_TO = 16
 
 FEW_BLOCKS = 0.43
 """Of the GPU's processors: with fewer blocks than these the scan in spans is the faster one (measured on an H200 with H 24, 80 and 128)."""
-HEADS_A_BLOCK = 2
-"""Of the scan that goes along each entry."""
+
+
+def heads_a_block(group: int, P: int, N: int) -> int:
+    """Heads of a block of the scan, of the `group` heads that share B and C: two, each with a warp group, where their states fit."""
+    return 2 if group % 2 == 0 and P * N <= 64 * 128 else 1
 
 
 def span_tiles(heads: int) -> int:
@@ -24,15 +27,15 @@ def span_tiles(heads: int) -> int:
     return 32 if heads <= 32 else 64
 
 
-def pays(documents: int, heads: int, processors: int) -> bool:
-    """Whether spans are faster for a step of `documents` long entries on a GPU of `processors` multiprocessors."""
-    return documents * -(-heads // HEADS_A_BLOCK) < FEW_BLOCKS * processors
+def pays(documents: int, blocks: int, processors: int) -> bool:
+    """Whether spans are faster for a step of `documents` long entries, of `blocks` blocks each, on `processors` multiprocessors."""
+    return documents * blocks < FEW_BLOCKS * processors
 
 
-def full_waves(entries: int, heads: int, processors: int) -> float:
-    """Share of a GPU's multiprocessors that the blocks of `entries` of one length keep busy: the last wave may be small."""
-    blocks = entries * -(-heads // HEADS_A_BLOCK)
-    return blocks / (-(-blocks // processors) * processors) if processors else 1.0
+def full_waves(entries: int, blocks: int, processors: int) -> float:
+    """Share of a GPU's multiprocessors that `entries` of one length, of `blocks` blocks each, keep busy: the last wave may be small."""
+    wanted = entries * blocks
+    return wanted / (-(-wanted // processors) * processors) if processors else 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,8 @@ import pytest
 import torch
 from fakes import tiny_checkpoint
 from longscan.jobs.run import main
-from longscan.kernels.segments import TILE, Entry, Segments
-from longscan.pipeline.model import load_model
 from safetensors.torch import save_file
-from tiny_jobs import rows, table, texts, words, write_input
+from tiny_jobs import hidden_of, rows, table, texts, words, write_input
 from tokenizers import Tokenizer
 
 WEIGHT = {"tone.weight": torch.randn(3, 64, generator=torch.Generator().manual_seed(1)), "tone.bias": torch.tensor([0.1, -0.2, 0.3])}
@@ -29,16 +27,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tiny_checkpoint(tmp_path_factory.mktemp("model"), tokenizer=True)
     save_file(WEIGHT | AGE, folder / "classifier.safetensors", metadata={"labels": json.dumps({"tone": LABELS})})
     return folder
-
-
-def hidden_of(folder: Path, ids: list[int]) -> np.ndarray:
-    model = load_model(folder, dtype=torch.float32, device="cpu", backend="torch")
-    tiles = -(-len(ids) // TILE)
-    padded = torch.zeros(tiles * TILE, dtype=torch.int64)
-    padded[: len(ids)] = torch.tensor(ids)
-    with torch.inference_mode():
-        hidden, _ = model.step(padded, Segments.pack([Entry(0, len(ids))], tiles), model.new_state(1))
-    return hidden[: len(ids)].double().numpy()
 
 
 def logits_of(hidden: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -9,18 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 from checkpoint_formats import rewrite
 from fakes import tiny_checkpoint
 from longscan.jobs import convert
 from longscan.jobs.run import main
-from longscan.kernels.segments import TILE, Entry, Segments
 from longscan.pipeline.classify import HEAD_FILE
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.errors import ModelError
-from longscan.pipeline.model import load_model
 from longscan.pipeline.recipe import Recipe, read_recipe, recipe_files, settle
-from tiny_jobs import rows, texts, words, write_input
+from tiny_jobs import hidden_of, rows, texts, words, write_input
 from tokenizers import Tokenizer, processors
 
 ST = "sentence_transformers.models."
@@ -49,16 +46,6 @@ def embedding_model(
     tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=[("<|endoftext|>", END)])
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
-
-
-def hidden_of(folder: Path, ids: list[int]) -> np.ndarray:
-    model = load_model(folder, dtype=torch.float32, device="cpu", backend="torch")
-    tiles = -(-len(ids) // TILE)
-    padded = torch.zeros(tiles * TILE, dtype=torch.int64)
-    padded[: len(ids)] = torch.tensor(ids)
-    with torch.inference_mode():
-        hidden, _ = model.step(padded, Segments.pack([Entry(0, len(ids))], tiles), model.new_state(1))
-    return hidden[: len(ids)].double().numpy()
 
 
 def expected(folder: Path, prompt: str, text: str, pooling: str, *, whole: bool, normalize: bool = True) -> np.ndarray:
