@@ -149,7 +149,8 @@ def _model_alone(options: argparse.Namespace, config: Any, metrics: dict[str, An
     from longscan.pipeline.run import prepare
 
     choice = prepare(config).choice
-    return measure_speed(choice.folder, None, choice, metrics["sizes"]["step_tokens"], metrics["workers"]["cores"], config.task.scores)
+    sizes, cores = metrics["sizes"], metrics["workers"]["cores"]
+    return measure_speed(choice.folder, None, choice, sizes["step_tokens"], config.engine.segment_tokens, cores, config.task.scores)
 
 
 class Watch:

@@ -77,6 +77,7 @@ def _conv1d(cutile: Any, *, shape: Shape, taps: int = 4, dtype: torch.dtype = to
 def _norm(cutile: Any, *, shape: Shape, width: int, dtype: torch.dtype = torch.bfloat16) -> None:
     T, inner = TILES * TILE, shape.H * shape.P
     cutile.rms_norm(_empty(T, width, dtype=dtype), _fp32(width), residual_TD=_fp32(T, width), eps=1e-5, out_dtype=dtype)
+    cutile.rms_norm(_fp32(T, width), _fp32(width), residual_TD=None, eps=1e-5, out_dtype=dtype)
     projected = _empty(T, 2 * inner + 2 * shape.G * shape.N + shape.H, dtype=dtype)
     z_TI = torch.split(projected, [inner, inner + 2 * shape.G * shape.N + shape.H], dim=1)[0]
     y_TI = _empty(T, inner, dtype=dtype)

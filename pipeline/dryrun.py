@@ -65,8 +65,10 @@ def estimate(geometry: Mamba2Geometry, choice: Choice, sizes: Sizes, plan: Plan,
     )
 
 
-def measure_speed(path: str, revision: str | None, choice: Choice, step_tokens: int, cores: int, scores: bool) -> float:
-    """Tokens a second of the model alone on this machine, with `cores` cores; with log-probabilities if `scores`.
+def measure_speed(
+    path: str, revision: str | None, choice: Choice, step_tokens: int, segment_tokens: int, cores: int, scores: bool
+) -> float:
+    """Tokens a second of the model alone, in full steps, with `cores` cores of this machine; with log-probabilities if `scores`.
 
     path, revision: of the model, which may have to be fetched there.
     """
@@ -74,8 +76,11 @@ def measure_speed(path: str, revision: str | None, choice: Choice, step_tokens: 
     dtype = getattr(torch, choice.dtype)
     model = load_model(fetch_model(path, revision).folder, dtype=dtype, device=choice.device, backend=choice.backend, format=choice.format)
     ids_T = torch.arange(tokens, device=choice.device) % choice.vocab_size
-    segments = Segments.pack([Entry(0, tokens, lane_out=0)], tokens // TILE, choice.device)
-    state = model.new_state(1)
+    # As many documents as their segments leave room for, as in the middle of a run: one alone takes longer on a GPU.
+    starts = range(0, tokens, min(segment_tokens, tokens))
+    entries = [Entry(at // TILE, min(segment_tokens, tokens - at), lane_out=lane) for lane, at in enumerate(starts)]
+    segments = Segments.pack(entries, tokens // TILE, choice.device, span_tiles=choice.span_tiles)
+    state = model.new_state(len(entries))
 
     def step() -> float:
         began = time.perf_counter()

@@ -149,8 +149,9 @@ def _plan(prepared: Prepared) -> Plan:
 
 def _dry_run(prepared: Prepared) -> Estimate:
     config, choice, workers = prepared.config, prepared.choice, prepared.workers
-    asked = (config.model.path, config.model.revision, choice, prepared.sizes.step_tokens, workers.cores, config.task.scores)
-    speed = cluster.on_a_worker(config, workers.gpus, measure_speed, *asked)
+    model = (config.model.path, config.model.revision, choice)
+    asked = (prepared.sizes.step_tokens, config.engine.segment_tokens, workers.cores, config.task.scores)
+    speed = cluster.on_a_worker(config, workers.gpus, measure_speed, *model, *asked)
     return estimate(prepared.geometry, choice, prepared.sizes, _plan(prepared), workers.most, speed)
 
 

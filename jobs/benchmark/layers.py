@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from longscan.jobs.benchmark.needs import require_gpu
 from longscan.jobs.benchmark.stacks import GEOMETRIES, Parts, Weights, peer_stack, products_alone, random_weights, triton_parts
 from longscan.kernels.bench.case import NOT_INSTALLED, relative_error
-from longscan.kernels.bench.limits import conv1d_work, gated_norm_work, residual_norm_work, ssd_work
+from longscan.kernels.bench.limits import conv1d_work, gated_norm_work, ssd_work, stream_norm_work
 from longscan.kernels.bench.measure import Timer, facts, time_on_gpu
 from longscan.kernels.bench.report import Results, chip_lines
 from longscan.kernels.checks import Backend
@@ -179,7 +179,7 @@ def _limits(geometry: Mamba2Geometry, layout: Layout, tokens: int) -> float:
     """Seconds a layer of all but the products."""
     g = geometry
     scan = ssd_work(Shape("", H=g.num_heads, P=g.head_dim, G=g.num_groups, N=g.state_size), layout)
-    works = (scan, conv1d_work(g.channels, tokens), gated_norm_work(g.inner, tokens), residual_norm_work(g.d_model, tokens))
+    works = (scan, conv1d_work(g.channels, tokens), gated_norm_work(g.inner, tokens), stream_norm_work(g.d_model, tokens))
     return sum(work.seconds for work in works)
 
 

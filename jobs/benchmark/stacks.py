@@ -109,7 +109,7 @@ def peer_stack(geometry: Mamba2Geometry, weights: Weights, parts: Parts, ids_BL:
 
 
 def products_alone(geometry: Mamba2Geometry, weights: Weights, rows: int) -> Callable[[], None]:
-    """A call that makes the products of every layer and nothing else."""
+    """A call that makes the products of every layer and nothing else, results in 16 bits: what a layer adds to the stream too."""
     g = geometry
     like = weights["embedding"]
     x, y = (torch.randn(rows, width, device=like.device).to(like.dtype) for width in (g.d_model, g.inner))

@@ -65,6 +65,11 @@ def residual_norm_work(width: int, tokens: int) -> Work:
     return Work(12 * width * tokens)
 
 
+def stream_norm_work(width: int, tokens: int) -> Work:
+    """The residual stream read in fp32, y written in 16 bits: the product before it has added to the stream."""
+    return Work(6 * width * tokens)
+
+
 def logprob_work(width: int, vocabulary: int, tokens: int) -> Work:
     """The product of hidden states and output projection; their bytes, once."""
     return Work(2 * width * (tokens + vocabulary) + 8 * tokens, 2 * tokens * width * vocabulary)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 import torch.nn.functional as F
 from longscan.kernels.bench.case import Candidate, Case, Errors, Peer, relative_error
-from longscan.kernels.bench.limits import gated_norm_work, residual_norm_work
+from longscan.kernels.bench.limits import gated_norm_work, residual_norm_work, stream_norm_work
 from longscan.kernels.bench.peers import fla, mamba_ssm
 from longscan.kernels.bench.ssd import TOKENS
 from longscan.kernels.checks import Backend
@@ -31,6 +31,7 @@ def cases(
 ) -> Iterator[Case]:
     for shape in residual:
         yield _residual(shape, make_rows(shape, num_rows, dtype=torch.bfloat16, device=device), backend)
+        yield _stream(shape, make_rows(shape, num_rows, dtype=torch.bfloat16, device=device), backend)
     for shape in gated:
         yield _gated(shape, make_rows(shape, num_rows, dtype=torch.bfloat16, device=device), backend)
 
@@ -67,6 +68,27 @@ def _residual(shape: Shape, rows: Rows, backend: Backend) -> Case:
             Peer("fla-core Triton", lambda: [triton(fla("layernorm").rms_norm)]),
             Peer("torch", lambda: [Candidate("", plain, lambda: errors(plain()))]),
         ],
+    )
+
+
+def _stream(shape: Shape, rows: Rows, backend: Backend) -> Case:
+    """The stream alone, to which the product before has added."""
+    stream, weight = rows["residual"], rows["weight"]
+    truth, _ = rms_norm(stream, weight, eps=EPS, backend="torch")
+
+    def candidate(name: str, call: Callable[[], torch.Tensor], tolerance: float | None = None) -> Candidate:
+        def check() -> Errors:
+            return {"y": relative_error(call(), truth)}
+
+        return Candidate(name, call, check) if tolerance is None else Candidate(name, call, check, tolerance)
+
+    return Case(
+        operator="norm",
+        shape=f"{shape.name}, RMSNorm of the stream, D {shape.width}",
+        load=f"{len(stream)} rows",
+        work=stream_norm_work(shape.width, len(stream)),
+        ours=candidate("longscan", lambda: rms_norm(stream, weight, eps=EPS, out_dtype=torch.bfloat16, backend=backend)[0], TOLERANCE),
+        peers=[Peer("torch", lambda: [candidate("", lambda: F.rms_norm(stream, stream.shape[1:], weight, EPS).to(torch.bfloat16))])],
     )
 
 

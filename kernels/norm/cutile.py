@@ -32,10 +32,10 @@ def parts(width: int) -> list[tuple[int, int]]:
 
 
 @ct.kernel(occupancy=8)
-def add_and_norm(x_TD, residual_TD, weight_D, y_TD, eps: float, D: CI, ROWS: CI, ADD: CB):  # type: ignore[no-untyped-def]
-    """residual = x + residual (x alone without ADD), in place; y = residual / sqrt(mean(residual^2) + eps) * weight.
+def add_and_norm(x_TD, residual_TD, weight_D, y_TD, eps: float, D: CI, ROWS: CI, ADD: CB, KEEP: CB):  # type: ignore[no-untyped-def]
+    """residual = x + residual (x alone without ADD), in place (nowhere without KEEP); y = residual / sqrt(mean(residual^2) + eps) * weight.
 
-    x_TD, y_TD: bf16 or fp16; residual_TD: fp32; weight_D: any float.
+    x_TD: bf16, fp16 or fp32; y_TD: bf16 or fp16; residual_TD: fp32; weight_D: any float.
     Grid: (T / ROWS,), rows in parallel, nothing serial.
     """
     row = ct.bid(0)
@@ -45,7 +45,8 @@ def add_and_norm(x_TD, residual_TD, weight_D, y_TD, eps: float, D: CI, ROWS: CI,
         value = ct.load(x_TD, (row, at), (ROWS, width), allow_tma=False, check_bounds=False).astype(ct.float32)
         if ADD:
             value = value + ct.load(residual_TD, (row, at), (ROWS, width), allow_tma=False, check_bounds=False)
-        ct.store(residual_TD, (row, at), value, allow_tma=False, check_bounds=False)
+        if KEEP:
+            ct.store(residual_TD, (row, at), value, allow_tma=False, check_bounds=False)
         squares = squares + ct.sum(value * value, 1, keepdims=True)
         values += (value,)
     scale = ct.rsqrt(squares / D + eps)
@@ -91,13 +92,14 @@ def rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`longscan.kernels.norm.rms_norm`; the residual handed in takes the new one."""
     T, D = x_TD.shape
-    add = residual_TD is not None
-    residual = residual_TD if residual_TD is not None else torch.empty((T, D), dtype=torch.float32, device=x_TD.device)
+    add, keep = residual_TD is not None, residual_TD is not None or x_TD.dtype != torch.float32
+    if residual_TD is None:
+        residual_TD = torch.empty((T, D), dtype=torch.float32, device=x_TD.device) if keep else x_TD
     y_TD = torch.empty((T, D), dtype=out_dtype, device=x_TD.device)
     rows = _rows(T, D, setting("norm.add_and_norm", D=D))
     kernel = tuned(add_and_norm, "norm.add_and_norm", D=D)
-    ct.launch(torch.cuda.current_stream(), (T // rows,), kernel, (x_TD, residual, weight_D, y_TD, eps, D, rows, add))
-    return y_TD, residual
+    ct.launch(torch.cuda.current_stream(), (T // rows,), kernel, (x_TD, residual_TD, weight_D, y_TD, eps, D, rows, add, keep))
+    return y_TD, residual_TD
 
 
 def gated_rms_norm(

@@ -1,13 +1,13 @@
 """Mamba-2, forward, a packed step at a time with its state carried on: the network on the operators of kernels/.
 
-Dao and Gu, *Transformers are SSMs* (arXiv 2405.21060). Each layer adds to the residual stream, which is fp32:
+Dao and Gu, *Transformers are SSMs* (arXiv 2405.21060). Each layer adds to the residual stream, which is fp32, in its last product:
 
-    x -> norm -> in_proj -> z, xBC, dt        xBC -> conv, silu -> x, B, C -> ssd -> norm(y silu(z)) -> out_proj
+    stream -> norm -> in_proj -> z, xBC, dt        xBC -> conv, silu -> x, B, C -> ssd -> norm(y silu(z)) -> stream += y out_proj
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -148,21 +148,20 @@ class Mamba2:
         check_shape("ids_T", ids_T, (segments.num_rows,))
         if self.row_block and segments.num_rows % self.row_block:
             raise ValueError(f"segments.num_rows: expected a multiple of row_block {self.row_block}, got {segments.num_rows}")
-        x_TD = F.embedding(ids_T, self._embedding_VD)
-        # One memory for all layers: on a CPU fresh pages for tensors of this size cost as much as the work on them.
-        projected = x_TD.new_empty(len(x_TD), self._projected)
-        mixed_TD = torch.empty_like(x_TD)
-        residual_TD: torch.Tensor | None = None
+        stream_TD = F.embedding(ids_T, self._embedding_VD)
+        # One memory for all layers: on a CPU fresh pages for a tensor of this size cost as much as the work on it.
+        projected = stream_TD.new_empty(len(stream_TD), self._projected)
         for layer, tail_SKC, ssm_SHNP in zip(self._layers, state.tail, state.ssm, strict=True):
-            normed_TD, residual_TD = self._norm(x_TD, layer.norm_D, residual_TD)
-            self._product(normed_TD, layer.in_proj, layer.in_proj_bias, out=projected)
+            normed_TD, stream_TD = self._norm(stream_TD, layer.norm_D)
+            self._project(normed_TD, layer.in_proj, layer.in_proj_bias, projected)
             y_TI = self._mix(layer, projected, tail_SKC, ssm_SHNP, segments)
-            x_TD = self._product(y_TI, layer.out_proj, layer.out_proj_bias, out=mixed_TD)
-        hidden_TD, _ = self._norm(x_TD, self._final_norm_D, residual_TD)
+            self._add(y_TI, layer.out_proj, layer.out_proj_bias, stream_TD)
+        hidden_TD, _ = self._norm(stream_TD, self._final_norm_D)
         return hidden_TD, state
 
-    def _norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, residual_TD: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        return rms_norm(x_TD, weight_D, residual_TD=residual_TD, eps=self.geometry.eps, out_dtype=self.dtype, backend=self.backend)
+    def _norm(self, stream_TD: torch.Tensor, weight_D: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The norm in the model's dtype, and the stream in fp32, which it is from the first layer on."""
+        return rms_norm(stream_TD, weight_D, eps=self.geometry.eps, out_dtype=self.dtype, backend=self.backend)
 
     def _mix(
         self, layer: _Layer, projected: torch.Tensor, tail_SKC: torch.Tensor, ssm_SHNP: torch.Tensor, segments: Segments
@@ -197,15 +196,29 @@ class Mamba2:
             backend=self.backend,
         )
 
-    def _product(self, x_TD: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, out: torch.Tensor) -> torch.Tensor:
-        """x @ weight + bias, in products of `row_block` rows."""
-        size = self.row_block or len(x_TD)
-        for rows, part in zip(x_TD.split(size), out.split(size), strict=True):
+    def _row_blocks(self, *tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+        """The tensors' rows, in blocks of `row_block`: a product is made of each."""
+        return zip(*(tensor.split(self.row_block or len(tensor)) for tensor in tensors), strict=True)
+
+    def _project(self, x_TD: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+        """out = x @ weight + bias"""
+        for rows, part in self._row_blocks(x_TD, out):
             if bias is None:
                 torch.mm(rows, weight, out=part)
             else:
                 torch.addmm(bias, rows, weight, out=part)
-        return out
+
+    def _add(self, y_TI: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stream_TD: torch.Tensor) -> None:
+        """stream += y @ weight + bias, summed in the stream's dtype: what a layer adds is never rounded to the model's."""
+        if bias is not None:
+            stream_TD += bias
+        for rows, part in self._row_blocks(y_TI, stream_TD):
+            if rows.dtype == part.dtype:
+                torch.addmm(part, rows, weight, out=part)
+            elif self.device.type == "cuda":
+                torch.addmm(part, rows, weight, out_dtype=part.dtype, out=part)
+            else:  # PyTorch has no such product on a CPU
+                part += torch.mm(rows, weight)
 
     def logprobs(self, hidden_TD: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
         """[T], fp32: log-probability of each row's target, the next token; NaN where the target is -1.

@@ -87,6 +87,11 @@ def test_norms(num_rows: int, shape: NormShape) -> None:
     assert_same_bits("residual", residual, total)
     y, residual = NORM.rms_norm(given["x"], given["weight"], residual_TD=None, eps=EPS, out_dtype=BF16)
     assert_same_bits("residual of the first layer", residual, given["x"].float())
+    stream = total.clone()
+    y, residual = NORM.rms_norm(stream, given["weight"], residual_TD=None, eps=EPS, out_dtype=BF16)
+    assert_close("y of the stream", y, oracle.rms_norm(total, given["weight"], EPS), ROUNDING, dtype=BF16)
+    assert residual is stream
+    assert_same_bits("stream", stream, total)
     for norm_first in (False, True):
         y = NORM.gated_rms_norm(given["x"], given["z"], given["weight"], groups=shape.groups, eps=EPS, norm_before_gate=norm_first)
         expected = oracle.gated_rms_norm(given["x"], given["z"], given["weight"], groups=shape.groups, eps=EPS, norm_before_gate=norm_first)

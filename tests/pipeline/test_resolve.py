@@ -209,4 +209,4 @@ def test_an_estimate_adds_up(folder: Path, geometry: Mamba2Geometry) -> None:
 
 def test_speed_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longscan.pipeline.dryrun.PROBE_S", 0.05)
-    assert measure_speed(str(folder), None, chosen(folder, CPU), 128, 1, scores=True) > 10
+    assert measure_speed(str(folder), None, chosen(folder, CPU), 128, 64, 1, scores=True) > 10

@@ -39,7 +39,7 @@ def on_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
                 x_TC=x, weight_CK=weight, bias_C=bias, activation=activation, **rest
             )
         if name == "rms_norm":
-            return lambda x, weight, **rest: operator(x_TD=x, weight_D=weight, **rest)
+            return lambda x, weight, **rest: operator(x_TD=x, weight_D=weight, residual_TD=None, **rest)
         return lambda x, z, weight, **rest: operator(x_TI=x, z_TI=z, weight_I=weight, **rest)
 
     for name in OPERATORS:
