@@ -117,7 +117,8 @@ def add_tiles(  # type: ignore[no-untyped-def]
             if MAX:
                 largest = ct.maximum(largest, ct.load(max_AD, (begin + k, c), (1, BLOCK), allow_tma=False, check_bounds=False))
             final = k == tiles - 1
-            if (offset == WINDOW - 1) or (final and ended > 0):
+            full = (offset == WINDOW - 1) and (tokens - k * TILE >= TILE)
+            if full or (final and ended > 0):
                 rows = ct.minimum(tokens - k * TILE, TILE)
                 count = ct.astype(offset * TILE + rows, ct.float64)
                 if MEAN:
@@ -131,7 +132,7 @@ def add_tiles(  # type: ignore[no-untyped-def]
                     end = ct.load(hidden_TD, ((begin + k) * TILE + rows - 1, c), (1, BLOCK), allow_tma=False, check_bounds=False)
                     ct.store(last_WD, (window, c), end.astype(ct.float32), allow_tma=False, check_bounds=False)
                 window = window + 1
-            if offset == WINDOW - 1:
+            if full:
                 mean = ct.zeros((1, BLOCK), dtype=ct.float64)
                 weighted = ct.zeros((1, BLOCK), dtype=ct.float64)
                 largest = ct.full((1, BLOCK), -float("inf"), dtype=ct.float32)
