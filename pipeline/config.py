@@ -47,6 +47,7 @@ class InputConfig:
     positions_unit: str = "chars"
     passthrough: list[str] = field(default_factory=list)
     max_document_bytes: int | None = None
+    max_read_bytes: int = 1 << 32
 
 
 @dataclass
@@ -181,6 +182,7 @@ def _problems(config: JobConfig) -> Iterator[Problem]:
     yield from _at_least("seed", config.seed, 0)
     if config.input.max_document_bytes is not None:
         yield from _at_least("input.max_document_bytes", config.input.max_document_bytes, 1)
+    yield from _at_least("input.max_read_bytes", config.input.max_read_bytes, 1 << 20)
     if config.limit is not None:
         yield from _at_least("limit", config.limit, 1)
 

@@ -45,7 +45,7 @@ def run_facts(
     content = ("tokens_column", config.input.tokens_column) if config.input.tokens_column else ("text_column", config.input.text_column)
     places = {name: getattr(config.input, name) for name in ("positions_column", "positions_unit") if config.input.positions_column}
     most = config.input.max_document_bytes
-    limits = {} if most is None else {"max_document_bytes": most}
+    limits = {"max_read_bytes": config.input.max_read_bytes, **({} if most is None else {"max_document_bytes": most})}
     names = ("dtype", "add_bos", "append_eos", "decay_scale")
     return {
         "model": {**model, **{name: getattr(config.model, name) for name in names}},

@@ -30,7 +30,7 @@ def column_sizes(footer: bytes, column: str, *, most_chunks: int) -> list[Column
 
     footer: the FileMetaData, without the length and the magic bytes behind it. Raises ValueError where it is damaged.
     """
-    reader = _Reader(footer)
+    reader = Compact(footer)
     sizes: list[ColumnSize] = []
     chunks = 0
     try:
@@ -51,7 +51,7 @@ def column_sizes(footer: bytes, column: str, *, most_chunks: int) -> list[Column
     return sizes
 
 
-def _row_group(reader: _Reader, column: str) -> tuple[ColumnSize, int]:
+def _row_group(reader: Compact, column: str) -> tuple[ColumnSize, int]:
     num_bytes = num_values = total = count = 0
     for field, kind in reader.fields():
         if (field, kind) == (1, 9):
@@ -68,7 +68,7 @@ def _row_group(reader: _Reader, column: str) -> tuple[ColumnSize, int]:
     return ColumnSize(num_bytes, num_values, total), count
 
 
-def _column_chunk(reader: _Reader) -> tuple[str, int, int]:
+def _column_chunk(reader: Compact) -> tuple[str, int, int]:
     """Path, values and uncompressed bytes of a column chunk."""
     path, values, size = "", 0, 0
     for field, kind in reader.fields():
@@ -88,18 +88,18 @@ def _column_chunk(reader: _Reader) -> tuple[str, int, int]:
     return path, values, size
 
 
-class _Reader:
+class Compact:
     """A place in a buffer of the compact protocol. IndexError where it ends too early."""
 
-    def __init__(self, buffer: bytes) -> None:
+    def __init__(self, buffer: bytes, at: int = 0) -> None:
         self._buffer = buffer
-        self._at = 0
+        self.at = at
 
     def varint(self) -> int:
         value = shift = 0
         while True:
-            byte = self._buffer[self._at]
-            self._at += 1
+            byte = self._buffer[self.at]
+            self.at += 1
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value
@@ -109,29 +109,34 @@ class _Reader:
         value = self.varint()
         return value >> 1 ^ -(value & 1)
 
+    def int32(self) -> int:
+        """As Arrow's reader takes one: of a longer varint, what fits."""
+        value = self.varint() & 0xFFFFFFFF
+        return value >> 1 ^ -(value & 1)
+
     def binary(self) -> bytes:
         length = self.varint()
-        start, self._at = self._at, self._at + length
-        if self._at > len(self._buffer):
+        start, self.at = self.at, self.at + length
+        if self.at > len(self._buffer):
             raise IndexError
-        return self._buffer[start : self._at]
+        return self._buffer[start : self.at]
 
     def list_header(self) -> tuple[int, int]:
         """Number of elements, and their type."""
-        head = self._buffer[self._at]
-        self._at += 1
+        head = self._buffer[self.at]
+        self.at += 1
         count = head >> 4
         return (self.varint() if count == 15 else count), head & 15
 
     def fields(self) -> Iterator[tuple[int, int]]:
         """Number and type of each field of a struct; whoever asks reads or skips it before the next."""
         field = 0
-        while head := self._buffer[self._at]:
-            self._at += 1
+        while head := self._buffer[self.at]:
+            self.at += 1
             delta = head >> 4
             field = field + delta if delta else self.integer()
             yield field, head & 15
-        self._at += 1
+        self.at += 1
 
     def skip(self, kind: int) -> None:
         if kind in (4, 5, 6):
@@ -145,14 +150,14 @@ class _Reader:
             count, inner = self.list_header()
             for _ in range(count):
                 self._skip_element(inner)
-        elif kind == BYTE:
-            self._at += 1
-        elif kind == DOUBLE:
-            self._at += 8
+        elif kind in (BYTE, DOUBLE):
+            self.at += 1 if kind == BYTE else 8
+            if self.at > len(self._buffer):  # a list that claims 2^60 of them ends with the buffer
+                raise IndexError
         elif kind == MAP:
             count = self.varint()
-            kinds = self._buffer[self._at] if count else 0
-            self._at += bool(count)
+            kinds = self._buffer[self.at] if count else 0
+            self.at += bool(count)
             for _ in range(count):
                 self._skip_element(kinds >> 4)
                 self._skip_element(kinds & 15)

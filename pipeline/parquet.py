@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from longscan.pipeline.errors import InputError
 from longscan.pipeline.find import current_version
+from longscan.pipeline.pages import Pages, TooLarge
 from longscan.pipeline.records import SourceFile
 from longscan.pipeline.storage import locate, redact
 
@@ -47,8 +48,10 @@ class ParquetSource:
     cannot be opened.
     """
 
-    def __init__(self, file: SourceFile) -> None:
+    def __init__(self, file: SourceFile, *, most_bytes: int = 1 << 32) -> None:
+        """most_bytes: that the pages of a row group may take in memory at once, or a row of lists (input.max_read_bytes)."""
         self.file = file
+        self.most_bytes = most_bytes
         place = locate(file.path)
         try:
             self._check_unchanged(file)
@@ -79,6 +82,7 @@ class ParquetSource:
 
     def batches(self, row_group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Batches of a row group, of a single row until `set_batch_rows` says otherwise."""
+        self.pages.watch(lists=any(pa.types.is_nested(self.schema.field(name).type) for name in columns))
         batches: Iterator[pa.RecordBatch] = self._parquet.iter_batches(1, [row_group], columns, use_threads=False)
         return batches
 
@@ -111,12 +115,13 @@ class ParquetSource:
 
     def _open(self, buffer_size: int) -> None:
         options = {"pre_buffer": False, "buffer_size": buffer_size, "page_checksum_verification": True}
-        self._parquet = pq.ParquetFile(self._handle, **options)
+        self.pages = Pages(self._handle, self.most_bytes)
+        self._parquet = pq.ParquetFile(self.pages, **options)
         self.schema: pa.Schema = self._parquet.schema_arrow
         if any(pa.types.is_dictionary(field.type) for field in self.schema):
             # As dictionaries, every batch would bring all values of the row group up to it: its texts would stay in memory,
             # and be copied again and again.
-            self._parquet = pq.ParquetFile(self._handle, metadata=_without_arrow_schema(self.footer()), **options)
+            self._parquet = pq.ParquetFile(self.pages, metadata=_without_arrow_schema(self.footer()), **options)
         counts = [self.metadata.row_group(g).num_rows for g in range(self.metadata.num_row_groups)]
         if sum(counts) != self.metadata.num_rows or min(counts, default=0) < 0:
             raise pa.ArrowInvalid(f"its footer contradicts itself: {self.metadata.num_rows} rows, and row groups of {counts[:10]}")
@@ -175,22 +180,35 @@ class GroupRows:
         try:
             if self._batches is None:
                 self._batches = self.source.batches(self.row_group, self._columns)
+            self.source.pages.begin(self._batch_rows)
             batch = next(self._batches, None)
         except Exception as error:
             if not is_corrupt(error):
                 raise InputError(f"{self.source.file.name}: row group {self.row_group} cannot be read: {_spelled(error)}") from error
             if self._batch_rows > 1 and not self._careful:
                 return self._reload()
-            raise Unreadable("UnreadableRows", f"row group {self.row_group} is damaged from here on: {_spelled(error)}") from error
+            raise self._complaint(error) from error
         if batch is None:
             raise Unreadable("UnreadableRows", f"row group {self.row_group}: expected {self.num_rows} rows, found {self.row}")
         self._adapt(batch)
         return batch
 
+    def _complaint(self, error: Exception) -> Unreadable:
+        where = f"row group {self.row_group}"
+        if isinstance(error, TooLarge):
+            return Unreadable(
+                "TooLarge",
+                f"{where}: expected at most {self.source.most_bytes} bytes in memory (input.max_read_bytes), found {error}; nothing of it "
+                "is read from here on. Set input.max_read_bytes higher where this file is to be trusted",
+            )
+        if isinstance(error, MemoryError):
+            return Unreadable("TooLarge", f"{where} takes more memory than there is, from here on: {_spelled(error)}")
+        return Unreadable("UnreadableRows", f"{where} is damaged from here on: {_spelled(error)}")
+
     def _reload(self) -> pa.RecordBatch:
         """Read again up to the batch that failed, and then row by row: what lies before the damage is still good."""
         done, self.row = self.row, 0
-        self._batches, self._careful = None, True
+        self._batches, self._careful, self._batch_rows = None, True, 1
         self.skip(done)
         return self._load()
 
@@ -198,7 +216,7 @@ class GroupRows:
         if self._careful:
             return
         fitting = BATCH_BYTES * batch.num_rows // max(batch.nbytes, 1)
-        rows = max(1, min(fitting, 2 * self._batch_rows, self._most))
+        rows = self.source.pages.fitting(max(1, min(fitting, 2 * self._batch_rows, self._most)))
         if rows != self._batch_rows:
             self._batch_rows = rows
             self.source.set_batch_rows(rows)
@@ -213,7 +231,7 @@ def _without_arrow_schema(footer: bytes) -> pq.FileMetaData:
 
 def is_corrupt(error: Exception) -> bool:
     """Whether Arrow says this of a file's content. What the system says of the file itself has a number or another type."""
-    return isinstance(error, pa.ArrowException) or (type(error) is OSError and error.errno is None)
+    return isinstance(error, pa.ArrowException | TooLarge) or (type(error) is OSError and error.errno is None)
 
 
 def _spelled(error: Exception) -> str:

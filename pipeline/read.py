@@ -29,6 +29,7 @@ class Reader:
         self._meter = meter or Meter()
         self._columns = Columns.of(config)
         self._most_bytes = config.max_document_bytes
+        self._most_read = config.max_read_bytes
         self._passthrough = passthrough
         self._parked: tuple[tuple[str, int, int], GroupRows] | None = None
         self._lock = threading.Lock()
@@ -41,7 +42,7 @@ class Reader:
 
         Raises InputError where a file cannot be got at (gone, no permission, network): the shard may be tried again.
         """
-        opened = _Opened()
+        opened = _Opened(self._most_read)
         ordinal = 0
         try:
             for piece in shard.pieces:
@@ -134,14 +135,15 @@ class Reader:
 class _Opened:
     """The file that a call of `read` has open: the pieces of a shard come file by file."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
         self._source: ParquetSource | None = None
 
     def source(self, file: SourceFile) -> ParquetSource:
         if self._source is None or self._source.file.path != file.path:
             self.check_unchanged()
             self.close()
-            self._source = ParquetSource(file)
+            self._source = ParquetSource(file, most_bytes=self._most_bytes)
         return self._source
 
     def check_unchanged(self) -> None:

@@ -444,9 +444,9 @@ def test_one_reader_reads_a_cut_group_once(tmp_path: Path, monkeypatch: pytest.M
     opened: list[str] = []
     init = parquet.ParquetSource.__init__
 
-    def counted(self: Any, file: Any) -> None:
+    def counted(self: Any, file: Any, **limits: Any) -> None:
         opened.append(file.name)
-        init(self, file)
+        init(self, file, **limits)
 
     monkeypatch.setattr(parquet.ParquetSource, "__init__", counted)
     found = [row for shard in parts for row in reader.read(shard)]
