@@ -3,6 +3,8 @@
 longscan-bench job --lengths lognormal:8000 --tokens 4000000 --model MODEL
 longscan-bench job --lengths constant:500 --fake-rate 2000000      the host's side alone, with a device that only sleeps
 
+longscan-bench job --shape 130m --peers                            random weights, and the same documents through peers
+
 --keys takes what `longscan` takes: `--keys engine.lanes=64 task.embedding.window_tokens=1024`.
 """
 
@@ -14,17 +16,19 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from longscan.pipeline.config import DEMO
+from longscan.pipeline.errors import ConfigError
 
 DEMO_MODEL = Path(__file__).parent / "demo" / "model"
 STEP_TOKENS, LANES = 65536, 256
 """Of the sleeping device, as on an H200."""
+SHAPES = ("130m", "2.7b", "7b")
 SAMPLE_S = 0.02
 STAGES = ("read", "tokenize", "feed", "schedule", "pack", "copy", "launch", "wait", "rows", "write", "commit", "device")
 
@@ -54,6 +58,8 @@ class JobRecord:
     """Of the workers' seconds, those in which the device computed."""
     waste: float
     """Of the steps' rows, those without a token."""
+    cpu_ns_per_token: float | None
+    """CPU time of this process for everything, where all runs in it."""
     host_cpu_ns_per_token: float
     """CPU time of this process for all but the model; where the model runs on the CPU, of the stages without `launch`."""
     host_cpu_share: float | None
@@ -63,6 +69,8 @@ class JobRecord:
     """This process' memory before the job: torch and the corpus' maker."""
     device_peak_mb: float
     stages: dict[str, dict[str, float]]
+    peers: tuple[dict[str, Any], ...] = ()
+    """Each a PeerRow."""
 
     def lines(self) -> Iterator[str]:
         """For people."""
@@ -71,6 +79,8 @@ class JobRecord:
         yield f"job      {self.tokens_per_second:12,.0f} tokens/s in {self.seconds:.2f} s; {self.whole_seconds:.2f} s from start to end"
         yield f"model    {self.model_tokens_per_second:12,.0f} tokens/s alone; the job has {self.share_of_model:.1%} of it"
         yield f"device   computed {self.device_share:.1%} of the time; {self.waste:.2%} of its rows held no token"
+        if self.cpu_ns_per_token is not None:
+            yield f"cpu      {self.cpu_ns_per_token:.0f} ns of CPU time a token, planning, loading and all"
         yield f"host     {self.host_cpu_ns_per_token:.0f} ns of CPU time a token" + (
             "" if self.host_cpu_share is None else f", {self.host_cpu_share:.1%} of all CPU time"
         )
@@ -80,19 +90,25 @@ class JobRecord:
             yield f"{name:10}{cost['cpu_seconds']:7.2f}{1e9 * cost['cpu_seconds'] / max(self.tokens, 1):11.1f}{cost['seconds']:9.2f}"
 
 
-def bench_job(options: argparse.Namespace) -> JobRecord:
-    """Make the corpus, run the job, and say what it took. The corpus and the output are gone afterwards, unless options.keep."""
+def bench_job(options: argparse.Namespace, told: Callable[[JobRecord], None] = lambda _: None) -> JobRecord:
+    """Make the corpus, run the job, and say what it took. The corpus and the output are gone afterwards, unless options.keep.
+
+    told: called with the record when the job is done, and again behind each peer.
+
+    Raises ConfigError where peers are asked for that cannot be held against such a job.
+    """
     from longscan.jobs.bench_corpus import lengths_of, make_corpus
     from longscan.jobs.compose import compose_job
-    from longscan.pipeline.run import run
+    from longscan.pipeline.run import prepare, run
     from longscan.pipeline.tokenize import load_tokenizer
 
     kind, _, size = options.lengths.partition(":")
     with _folder(options.keep) as folder:
+        model = _model(options, folder)
         corpus = make_corpus(
-            folder / "corpus.parquet", lengths_of(kind, int(size or 8000), options.tokens, options.seed), load_tokenizer(options.model)
+            folder / "corpus.parquet", lengths_of(kind, int(size or 8000), options.tokens, options.seed), load_tokenizer(model)
         )
-        words = [f"model.path={options.model}", f"input.path={corpus.path}", f"output.path={folder / 'out'}", "input.id_column=id"]
+        words = [f"model.path={model}", f"input.path={corpus.path}", f"output.path={folder / 'out'}", "input.id_column=id"]
         words += [f"task={options.task}", f"cluster={options.cluster}"]
         build = None
         if options.fake_rate:
@@ -101,10 +117,48 @@ def bench_job(options: argparse.Namespace) -> JobRecord:
             build = sleeping_engine(options.fake_rate, options.fake_width)
             words += [f"engine.step_tokens={STEP_TOKENS}", f"engine.lanes={LANES}"]
         config = compose_job([*words, *options.keys])
+        prepared = prepare(config)
+        if options.peers:
+            _check_comparable(options, prepared)
         with _watched() as watch:
             run(config, build=build)
         metrics: dict[str, Any] = json.loads((folder / "out" / "_run" / "metrics.json").read_text())
-        return _record(options, corpus, metrics, watch, _model_alone(options, config, metrics))
+        record = _record(options, corpus, metrics, watch, _model_alone(options, prepared.choice, config, metrics))
+        told(record)
+        for row in _peers(options, corpus.path, folder / "out", prepared.choice, record.tokens_per_second):
+            record = replace(record, peers=(*record.peers, row))
+            told(record)
+        return record
+
+
+def _model(options: argparse.Namespace, folder: Path) -> str:
+    if options.shape is None:
+        return str(options.model)
+    from longscan.jobs.bench_shapes import write_model
+
+    return str(write_model(folder / "model", options.shape, options.layers))
+
+
+def _check_comparable(options: argparse.Namespace, prepared: Any) -> None:
+    """Raise ConfigError unless the job writes what the peers compute: the mean of a document's hidden states, and nothing before it."""
+    embedding, choice = prepared.config.task.embedding, prepared.choice
+    plain = list(embedding.poolings) == ["mean"] and embedding.truncate_dim is None and choice.context_id is None and choice.prompt is None
+    if options.fake_rate or options.task != "embed" or not plain:
+        raise ConfigError(
+            "--peers: expected a real model, --task embed, task.embedding.pooling=mean in full width, and no prompt or BOS token before "
+            "documents: that is what the peers compute"
+        )
+
+
+def _peers(options: argparse.Namespace, corpus: Path, out: Path, choice: Any, rate: float) -> Iterator[dict[str, Any]]:
+    if not options.peers:
+        return
+    import torch
+    from longscan.jobs.bench_peers import PEER_TOKENS, bench_peers, take_sample
+
+    sample = take_sample(corpus, out, choice.folder, options.peer_tokens or PEER_TOKENS[choice.device], options.seed)
+    for row in bench_peers(sample, choice.folder, choice.device, getattr(torch, choice.dtype), rate):
+        yield asdict(row) | {"line": row.line()}
 
 
 def _record(options: argparse.Namespace, corpus: Any, metrics: dict[str, Any], watch: Watch, model: float) -> JobRecord:
@@ -132,6 +186,7 @@ def _record(options: argparse.Namespace, corpus: Any, metrics: dict[str, Any], w
         share_of_model=tokens / seconds / (model * workers),
         device_share=stages.get("device", {"seconds": 0.0})["seconds"] / metrics["worker_seconds"],
         waste=metrics["waste"],
+        cpu_ns_per_token=1e9 * watch.cpu_seconds / tokens if here else None,
         host_cpu_ns_per_token=1e9 * (watch.cpu_seconds if apart and here else staged) / tokens,
         host_cpu_share=staged / watch.cpu_seconds if here and not apart else None,
         host_peak_mb=watch.peak_mb,
@@ -141,14 +196,12 @@ def _record(options: argparse.Namespace, corpus: Any, metrics: dict[str, Any], w
     )
 
 
-def _model_alone(options: argparse.Namespace, config: Any, metrics: dict[str, Any]) -> float:
+def _model_alone(options: argparse.Namespace, choice: Any, config: Any, metrics: dict[str, Any]) -> float:
     """Tokens a second of the model in full steps, on what the job ran on."""
     if options.fake_rate:
         return float(options.fake_rate)
     from longscan.pipeline.dryrun import measure_speed
-    from longscan.pipeline.run import prepare
 
-    choice = prepare(config).choice
     sizes, cores = metrics["sizes"], metrics["workers"]["cores"]
     return measure_speed(choice.folder, None, choice, sizes["step_tokens"], config.engine.segment_tokens, cores, config.task.scores)
 
@@ -206,10 +259,13 @@ def report(options: argparse.Namespace) -> None:
     """Run the job of `options`, whose words are those of `add_arguments`, and say what it took."""
     if options.model == DEMO:
         options.model = str(DEMO_MODEL)
-    record = bench_job(options)
-    print("\n".join(record.lines()))
-    if options.json:
-        Path(options.json).write_text(json.dumps(asdict(record), indent=2), "utf-8")
+
+    def told(record: JobRecord) -> None:
+        print("\n".join([record.peers[-1]["line"]] if record.peers else record.lines()), flush=True)
+        if options.json:
+            Path(options.json).write_text(json.dumps(asdict(record), indent=2), "utf-8")
+
+    bench_job(options, told)
 
 
 def _lengths(word: str) -> str:
@@ -226,6 +282,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lengths", type=_lengths, default="lognormal:8000", metavar="KIND[:TOKENS]")
     parser.add_argument("--tokens", type=int, default=2_000_000, help="of the whole corpus, about")
     parser.add_argument("--model", default=DEMO, help="folder of the model, and of the tokenizer")
+    parser.add_argument("--shape", choices=SHAPES, help="instead of a model, random weights of this shape")
+    parser.add_argument("--layers", type=int, metavar="N", help="of that shape; all that it has")
+    parser.add_argument("--peers", action="store_true", help="the same documents through other implementations as well")
+    parser.add_argument(
+        "--peer-tokens", type=int, metavar="N", help="of their sample of the documents; 60,000 on a CPU, 4 million on a GPU"
+    )
     parser.add_argument("--task", default="embed", choices=("embed", "score", "embed_score"))
     parser.add_argument("--cluster", default="inprocess", choices=("inprocess", "local"))
     parser.add_argument("--fake-rate", type=float, default=0.0, metavar="TOKENS_PER_S", help="a device that only sleeps, of this speed")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,14 +54,18 @@ def random_weights(geometry: Mamba2Geometry, *, device: torch.device | str, dtyp
     return weights
 
 
+States = Sequence[tuple[torch.Tensor, torch.Tensor]]
+"""By layer: what the convolution and the scan take on, each with a row a document, in the peers' own forms."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a stack of peers is made of, on batches of equally long documents that begin from zero."""
+    """What a stack of peers is made of, on batches of equally long pieces of documents. A state that is None is zero."""
 
-    convolve: Callable[..., torch.Tensor]
-    """(x_BLC, weight_CK, bias_C) -> silu of the convolution [B, L, C]"""
-    scan: Callable[..., torch.Tensor]
-    """(x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, D_H, dt_bias_H) -> [B, L, H, P]"""
+    convolve: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+    """(x_BLC, weight_CK, bias_C, state, carried) -> silu of the convolution [B, L, C], and the state if it is `carried` on"""
+    scan: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    """(x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, D_H, dt_bias_H, state) -> [B, L, H, P], and the state"""
     gate: Callable[..., torch.Tensor]
     """(y, z, weight, size of a group, eps) -> norm(y silu(z)) weight"""
     add_and_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -74,12 +78,28 @@ def triton_parts(chunk: int) -> Parts:
     gate, norm = mamba_ssm("layernorm_gated").rmsnorm_fn, mamba_ssm("layer_norm").rms_norm_fn
     convolve = fla("causal_conv1d").causal_conv1d
 
-    def scanned(x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any, bias: Any) -> torch.Tensor:
-        y: torch.Tensor = scan(x, dt, A, B, C, chunk_size=chunk, D=D, dt_bias=bias, dt_softplus=True, return_final_states=True)[0]
-        return y
+    def scanned(x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any, bias: Any, state: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        y, final = scan(
+            x,
+            dt,
+            A,
+            B,
+            C,
+            chunk_size=chunk,
+            D=D,
+            dt_bias=bias,
+            initial_states=state,
+            dt_softplus=True,
+            return_final_states=True,
+        )
+        return y, final
+
+    def convolved(x: Any, weight: Any, bias: Any, state: Any, carried: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        y, final = convolve(x, weight, bias, initial_state=state, output_final_state=carried, activation="silu")
+        return y, final
 
     return Parts(
-        convolve=lambda x, weight, bias: convolve(x, weight, bias, activation="silu")[0],
+        convolve=convolved,
         scan=scanned,
         gate=lambda y, z, weight, size, eps: gate(y, weight, None, z=z, eps=eps, group_size=size, norm_before_gate=False),
         add_and_norm=lambda x, residual, weight, eps: norm(
@@ -90,22 +110,39 @@ def triton_parts(chunk: int) -> Parts:
 
 def peer_stack(geometry: Mamba2Geometry, weights: Weights, parts: Parts, ids_BL: torch.Tensor) -> torch.Tensor:
     """Hidden states [B, L, D] after the final norm, of documents that are equally long: a plain loop over the layers."""
+    return _stack(geometry, weights, parts, ids_BL, None, carried=False)[0]
+
+
+def carrying_stack(
+    geometry: Mamba2Geometry, weights: Weights, parts: Parts, ids_BL: torch.Tensor, states: States | None
+) -> tuple[torch.Tensor, States]:
+    """The same of the next piece of each document: with the states behind the piece before it, and those behind this one."""
+    hidden, found = _stack(geometry, weights, parts, ids_BL, states, carried=True)
+    return hidden, [(conv, ssm) for conv, ssm in found if conv is not None]
+
+
+def _stack(
+    geometry: Mamba2Geometry, weights: Weights, parts: Parts, ids_BL: torch.Tensor, states: States | None, *, carried: bool
+) -> tuple[torch.Tensor, Sequence[tuple[torch.Tensor | None, torch.Tensor]]]:
     g = geometry
     x = F.embedding(ids_BL, weights["embedding"])
     residual: torch.Tensor | None = None
+    after: list[tuple[torch.Tensor | None, torch.Tensor]] = []
     for layer in range(g.num_layers):
+        conv, ssm = (None, None) if states is None else states[layer]
         w = {name: weights[f"layers.{layer}.{name}"] for name in ("norm", "in_proj", "conv_weight", "conv_bias", "A_log")}
         w |= {name: weights[f"layers.{layer}.{name}"] for name in ("dt_bias", "D", "gated_norm", "out_proj")}
         normed, residual = parts.add_and_norm(x, residual, w["norm"], g.eps)
         z, xbc, dt = (normed.to(x.dtype) @ w["in_proj"].T).split([g.inner, g.channels, g.num_heads], dim=-1)
-        xbc = parts.convolve(xbc, w["conv_weight"], w["conv_bias"])
+        xbc, conv = parts.convolve(xbc, w["conv_weight"], w["conv_bias"], conv, carried)
         of_groups = g.num_groups * g.state_size
         x_, b, c = xbc.split([g.inner, of_groups, of_groups], dim=-1)
         heads = x_.unflatten(-1, (g.num_heads, g.head_dim))
         b, c = (t.unflatten(-1, (g.num_groups, g.state_size)) for t in (b, c))
-        y = parts.scan(heads, dt, -w["A_log"].exp(), b, c, w["D"], w["dt_bias"]).flatten(-2)
-        x = parts.gate(y, z, w["gated_norm"], g.inner // g.num_groups, g.eps) @ w["out_proj"].T
-    return parts.add_and_norm(x, residual, weights["final_norm"], g.eps)[0]
+        y, ssm = parts.scan(heads, dt, -w["A_log"].exp(), b, c, w["D"], w["dt_bias"], ssm)
+        after.append((conv, ssm))
+        x = parts.gate(y.flatten(-2), z, w["gated_norm"], g.inner // g.num_groups, g.eps) @ w["out_proj"].T
+    return parts.add_and_norm(x, residual, weights["final_norm"], g.eps)[0], after
 
 
 def products_alone(geometry: Mamba2Geometry, weights: Weights, rows: int) -> Callable[[], None]:

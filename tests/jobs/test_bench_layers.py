@@ -7,46 +7,14 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-import torch.nn.functional as F
+from compare import relative_error
 from longscan.jobs.benchmark.layers import LOADS, Load, ModelRow, measure
-from longscan.jobs.benchmark.stacks import GEOMETRIES, Parts, random_weights
+from longscan.jobs.benchmark.stacks import GEOMETRIES, Parts, States, carrying_stack, peer_stack, random_weights
 from longscan.pipeline.model import Mamba2Geometry
+from plain_stack import PLAIN, gate
 
 TINY = Mamba2Geometry(100, 32, 2, num_heads=4, head_dim=16, num_groups=2, state_size=16, conv_kernel=4, tied=True)
 LOAD = Load("two documents of 70", 2, 70, kept=False)
-
-
-def convolve(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    y = F.conv1d(x.transpose(1, 2), weight[:, None], bias, padding=weight.shape[1] - 1, groups=len(weight))
-    return F.silu(y[:, :, : x.shape[1]]).transpose(1, 2)
-
-
-def scan(*inputs: torch.Tensor) -> torch.Tensor:
-    """The recurrence, token by token."""
-    x, dt, A, B, C, D, bias = (tensor.float() for tensor in inputs)
-    step = F.softplus(dt + bias)
-    heads = x.shape[2] // B.shape[2]
-    B, C = B.repeat_interleave(heads, 2), C.repeat_interleave(heads, 2)
-    state = torch.zeros(len(x), x.shape[2], B.shape[3], x.shape[3])
-    outputs = []
-    for t in range(x.shape[1]):
-        written = torch.einsum("bhn,bhp->bhnp", B[:, t] * step[:, t, :, None], x[:, t])
-        state = state * (step[:, t] * A).exp()[:, :, None, None] + written
-        outputs.append(torch.einsum("bhn,bhnp->bhp", C[:, t], state) + D[:, None] * x[:, t])
-    return torch.stack(outputs, 1).to(inputs[0].dtype)
-
-
-def gate(y: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, size: int, eps: float) -> torch.Tensor:
-    gated = (y.float() * F.silu(z.float())).unflatten(-1, (-1, size))
-    return (F.rms_norm(gated, (size,), eps=eps).flatten(-2) * weight).to(y.dtype)
-
-
-def add_and_norm(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    stream = x.float() if residual is None else residual + x
-    return F.rms_norm(stream, weight.shape, weight, eps).to(x.dtype), stream
-
-
-PLAIN = Parts(convolve, scan, gate, add_and_norm)
 
 
 def timer(call: Callable[[], object]) -> float:
@@ -70,6 +38,18 @@ def test_the_stack_of_peers_is_the_same_network(load: Load) -> None:
     assert (row.layer_milliseconds, row.products_milliseconds, row.times_peer) == (250.0, 250.0, 1.0)
     assert row.ratio_to_products_and_limits == pytest.approx(1, abs=1e-3)
     assert "ours 1.00 x" in "\n".join(row.lines())
+
+
+@pytest.mark.parametrize("cuts", [(70,), (1, 2, 3, 64), (33, 37)], ids=str)
+def test_a_stack_that_carries_its_states_is_the_same_network(cuts: tuple[int, ...]) -> None:
+    weights = random_weights(TINY, device="cpu", dtype=torch.float32)
+    ids_BL = torch.randint(TINY.vocab_size, (2, 70), generator=torch.Generator().manual_seed(2))
+    states: States | None = None
+    parts = []
+    for piece in ids_BL.split(list(cuts), 1):
+        hidden, states = carrying_stack(TINY, weights, PLAIN, piece, states)
+        parts.append(hidden)
+    assert relative_error(torch.cat(parts, 1), peer_stack(TINY, weights, PLAIN, ids_BL)) < 1e-5
 
 
 def test_in_bf16_they_agree_as_far_as_bf16_goes() -> None:
