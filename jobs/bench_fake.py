@@ -60,6 +60,9 @@ class Moment:
     def synchronize(self) -> None:
         time.sleep(max(0.0, self.at - time.perf_counter()))
 
+    def query(self) -> bool:
+        return time.perf_counter() >= self.at
+
     def elapsed_time(self, later: Moment) -> float:
         return 1e3 * (later.at - self.at)
 

@@ -71,6 +71,10 @@ class Segments:
     """Entries, those of most tiles first: where each is a chain of tiles, blocks that begin first should be the longest."""
     tile_entry: torch.Tensor
     """[num_tiles]: the entry that a tile belongs to, -1 where it belongs to none."""
+    buffer: torch.Tensor
+    """All of these in one, on the device."""
+    chains: int
+    """Entries that a launch makes blocks for: all there are, and more of no tokens where launches are recorded, to be made again."""
     span_tiles: int | None = None
     """Tiles of a span, counted from the document's start, at whose borders the SSD's states are made at once on a GPU, from spans
     that run side by side; None: a document's state goes from tile to tile. The two differ in the last bits: a run keeps to one."""
@@ -110,10 +114,16 @@ class Segments:
         tile_entry[:] = -1
         for e, entry in enumerate(entries):
             tile_entry[entry.first_tile : entry.first_tile + entry.num_tiles] = e
-        on_device = to_device(flat, device)
-        first_tile, num_tokens, position_tile, lane_in, lane_out, by_length = on_device[: 6 * stride].view(6, stride)[:, :count].unbind(0)
-        arrays = (first_tile, num_tokens, position_tile, lane_in, lane_out, by_length, on_device[6 * stride :])
-        return cls(tuple(entries), num_tiles, *arrays, span_tiles=span_tiles)
+        buffer = to_device(flat, device)
+        return cls(tuple(entries), num_tiles, *_arrays(buffer, count, num_tiles), buffer, len(entries), span_tiles=span_tiles)
+
+    def recorded(self, chains: int) -> Segments:
+        """The same in memory of its own, with blocks for `chains` entries: for launches that are made again when it holds others."""
+        buffer, slots = self.buffer.clone(), self.num_tokens.numel()
+        if not len(self.entries) <= chains <= slots:
+            raise ValueError(f"chains: expected {len(self.entries)} (the entries) to {slots} (the slots), got {chains}")
+        arrays = _arrays(buffer, slots, self.num_tiles)
+        return Segments(self.entries, self.num_tiles, *arrays, buffer, chains, span_tiles=self.span_tiles)
 
     @property
     def num_rows(self) -> int:
@@ -131,6 +141,12 @@ class Segments:
         for entry in self.entries:
             mask[entry.rows] = True
         return mask
+
+
+def _arrays(buffer: torch.Tensor, slots: int, num_tiles: int) -> tuple[torch.Tensor, ...]:
+    """The arrays of a step, as views of one buffer: those by entry, each from a multiple of 16 bytes, then that by tile."""
+    by_entry = buffer[: len(buffer) - num_tiles].view(6, -1)[:, :slots]
+    return (*by_entry.unbind(0), buffer[len(buffer) - num_tiles :])
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device | str) -> torch.Tensor:

@@ -37,6 +37,9 @@ from longscan.pipeline.tokenize.prompt import Prompt
 PATIENCE_S = 0.02
 """How long a step that is not full waits for callers that are still bringing tokens."""
 
+POLL_S = 0.001
+"""How often it is looked whether the device is done, while the next step is still without tokens."""
+
 
 class EngineFailed(RuntimeError):
     """The engine's thread has ended: by an error, which is the cause of this one, or because it was stopped or closed."""
@@ -254,7 +257,7 @@ class Engine:
     def _steps(self) -> None:
         launched: deque[tuple[Step, Launched]] = deque()
         while True:
-            step = self._next_step(wait=not launched)
+            step = self._next_step(launched[0][1] if launched else None)
             if self._closed or self._given_up:
                 return
             if step is not None:
@@ -268,20 +271,23 @@ class Engine:
                 with self._meter("rows"):
                     self._deliver(done, found)
 
-    def _next_step(self, *, wait: bool) -> Step | None:
-        """The next step, booked. None if the engine closes, or where `wait` is not set and none is due yet."""
+    def _next_step(self, running: Launched | None) -> Step | None:
+        """The next step, booked. None if the engine closes, or where none has come until `running`, the step on the device, is done."""
         deadline = time.monotonic() + PATIENCE_S
         with self._lock:
             while not (self._closed or self._stopping):
                 ready, left = self._lanes.ready_tokens, deadline - time.monotonic()
                 more_to_come = ready < self._lanes.step_tokens and not all(caller.idle for caller in self._callers)
-                patient = more_to_come and (left > 0 or not wait)
+                patient = more_to_come and (left > 0 or running is not None)
                 step = None if patient else self._book()
                 if step is not None:
                     self._announce()
                     return step
-                if not wait:
-                    return None
+                if running is not None:
+                    if self._forward.finished(running):
+                        return None
+                    self._work.wait(POLL_S)
+                    continue
                 self._work.wait(left if ready and patient else None)
                 if not ready:
                     deadline = time.monotonic() + PATIENCE_S

@@ -63,6 +63,9 @@ class Mark(Protocol):
     def synchronize(self) -> None:
         """Wait until the device has come past it."""
 
+    def query(self) -> bool:
+        """Whether it has."""
+
     def elapsed_time(self, later: Any) -> float:
         """Milliseconds of the device from here to a later mark; both are passed."""
 
@@ -197,9 +200,13 @@ class Forward:
         """A mark behind all that is queued; None on a device that is done when a call returns."""
         if self.device.type != "cuda":
             return None
-        mark = torch.Event(self.device, enable_timing=True)
+        mark = torch.Event(self.device, enable_timing=True, blocking=True)  # who waits leaves the core to tokenization
         mark.record()
         return mark
+
+    def finished(self, launched: Launched) -> bool:
+        """Whether `collect` would not wait."""
+        return launched.done is None or launched.done.query()
 
     def collect(self, launched: Launched) -> list[EntryResult]:
         """Wait for a step and cut its results into those of its entries, in order."""

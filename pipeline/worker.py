@@ -17,6 +17,7 @@ from longscan.pipeline.config import JobConfig
 from longscan.pipeline.engine import Engine, EngineFailed
 from longscan.pipeline.errors import ConfigError, LongscanError, OutputError, Stopped
 from longscan.pipeline.fetch import fetch_model
+from longscan.pipeline.graphs import with_graphs
 from longscan.pipeline.journey import Tools, process_shard
 from longscan.pipeline.keeper import Keeper
 from longscan.pipeline.lanes import StepTotals
@@ -250,14 +251,16 @@ class Worker:
 def build_engine(job: Job, folder: str, on_tokens: Callable[[int], None] | None, meter: Meter) -> Engine:
     """The model in `folder`, on its device, in an engine. Raises what torch does where the memory does not hold it."""
     config, choice, sizes = job.config, job.choice, job.sizes
-    model = load_model(
-        folder,
-        dtype=getattr(torch, choice.dtype),
-        device=choice.device,
-        backend=choice.backend,
-        row_block=sizes.step_tokens if choice.device == "cuda" else None,
-        format=choice.format,
-        decay_scale=config.model.decay_scale,
+    model = with_graphs(
+        load_model(
+            folder,
+            dtype=getattr(torch, choice.dtype),
+            device=choice.device,
+            backend=choice.backend,
+            row_block=sizes.step_tokens if choice.device == "cuda" else None,
+            format=choice.format,
+            decay_scale=config.model.decay_scale,
+        )
     )
     return Engine(
         model,

@@ -130,14 +130,14 @@ def causal_conv1d(
     bias_C = torch.zeros(C, device=x_TC.device) if bias_C is None else bias_C.float()
     y_TC = torch.empty((T, C), dtype=x_TC.dtype, device=x_TC.device)
     x_AUC, y_AUC = x_TC.unflatten(0, (-1, PHASES)), y_TC.unflatten(0, (-1, PHASES))
-    s, silu, entries = segments, activation == "silu", len(segments.entries)
+    s, silu = segments, activation == "silu"
     stream = torch.cuda.current_stream()
     arguments = (x_TC, x_AUC, weight_KC, bias_C, y_AUC, s.tile_entry, K, block, silu)
     kernel = tuned(convolve, "conv1d.convolve", C=C, K=K)
     ct.launch(stream, (C // block, s.num_rows // ROWS), kernel, arguments)
-    if entries:
+    if s.chains:
         lanes = (s.first_tile, s.num_tokens, s.lane_in, s.lane_out)
-        ct.launch(stream, (C // block, entries), join_tails, (x_TC, weight_KC, bias_C, tail_SKC, y_TC, *lanes, K, block, silu))
+        ct.launch(stream, (C // block, s.chains), join_tails, (x_TC, weight_KC, bias_C, tail_SKC, y_TC, *lanes, K, block, silu))
     return y_TC, tail_SKC
 
 

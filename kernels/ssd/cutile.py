@@ -288,7 +288,7 @@ def ssd(
         ct.launch(stream, (s.num_tiles, G), tuned(products, "ssd.products", H=H, P=P, N=N), arguments)
     if s.entries:
         vectors_RQ, ssm_RP = vectors_HAVQ.view(-1, TILE), ssm_SHNP.view(-1, P)
-        lanes, chains = (s.first_tile, s.num_tokens, s.lane_in, s.lane_out, s.order), len(s.entries)
+        lanes, chains = (s.first_tile, s.num_tokens, s.lane_in, s.lane_out, s.order), s.chains
         heads = heads_a_block(H // G, P, N)
         table_RP = ssm_RP
         if s.span_tiles is not None:
@@ -318,7 +318,7 @@ def _start_spans(
     arguments = (x_TI, B_TX, vectors_RQ, state_RP, left_KH, spans.first_tile, spans.wanted, H, G_HEADS, N, P)
     ct.launch(stream, (H, spans.count), tuned(span_ends, "ssd.span_ends", H=H, P=P, N=N), arguments)
     lanes = (spans.first_span, spans.num_spans, spans.wanted, s.lane_in, s.lane_out)
-    ct.launch(stream, (H * N // ROWS, len(s.entries)), span_starts, (state_RP, left_KH, ssm_RP, *lanes, H, N, P, ROWS))
+    ct.launch(stream, (H * N // ROWS, s.chains), span_starts, (state_RP, left_KH, ssm_RP, *lanes, H, N, P, ROWS))
     return state_RP
 
 

@@ -54,8 +54,14 @@ class Spans:
     first_span: torch.Tensor
     """[E], like the next."""
     num_spans: torch.Tensor
+    buffer: torch.Tensor
+    """All of these in one."""
     count: int
-    """Spans that hold tokens; the rest of K is padding."""
+    """Spans that a launch makes blocks for: those that hold tokens, or, where launches are recorded, all K with the padding."""
+
+    def recorded(self) -> Spans:
+        """The same in memory of its own, with blocks for all: for launches that are made again when it holds others."""
+        return _spans(self.buffer.clone(), self.slot.numel(), self.num_spans.numel(), self.slot.numel())
 
 
 def cut(segments: Segments) -> Spans:
@@ -76,10 +82,13 @@ def _cut(segments: Segments) -> Spans:
     by_span[3], by_span[4] = np.arange(K), NO_LANE
     by_entry[0, : len(counts)] = np.cumsum(counts) - counts
     by_entry[1, : len(counts)] = counts
-    on_device = to_device(np.concatenate([by_span.ravel(), by_entry.ravel()]), segments.first_tile.device)
-    first_tile, num_tokens, wanted, slot, none = on_device[: 5 * K].view(5, K).unbind(0)
-    first_span, num_spans = on_device[5 * K :].view(2, -1)[:, :E].unbind(0)
-    return Spans(first_tile, num_tokens, wanted, slot, none, first_span, num_spans, sum(counts))
+    buffer = to_device(np.concatenate([by_span.ravel(), by_entry.ravel()]), segments.first_tile.device)
+    return _spans(buffer, K, E, sum(counts))
+
+
+def _spans(buffer: torch.Tensor, K: int, E: int, count: int) -> Spans:
+    first_span, num_spans = buffer[5 * K :].view(2, -1)[:, :E].unbind(0)
+    return Spans(*buffer[: 5 * K].view(5, K).unbind(0), first_span, num_spans, buffer, count)
 
 
 def _of(entry: Entry, span_tiles: int) -> Iterator[tuple[int, int, int]]:

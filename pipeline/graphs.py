@@ -1,0 +1,135 @@
+"""A model's step as CUDA graphs: recorded once, then one launch instead of hundreds, which a small model's step would wait for.
+
+A graph runs the same kernels on the same memory, so what differs from step to step is written there first: token ids and the
+layout of the entries. How many blocks a launch has is recorded as well, so there is a graph for each of a few numbers of entries,
+and a step takes the next larger one: blocks of no entry end at once. Results are those of the model, bit for bit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from longscan.kernels.segments import TILE, Entry, Segments
+from longscan.kernels.ssd.spans import Spans, cut
+from longscan.pipeline.model import Mamba2, ModelState
+
+log = logging.getLogger(__name__)
+
+FEWEST_CHAINS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """One graph, and the layout of entries that it reads."""
+
+    graph: torch.cuda.CUDAGraph
+    segments: Segments
+
+
+class GraphedModel:
+    """A model on a GPU whose steps have one shape and one table of states. What is no step goes to the model itself."""
+
+    def __init__(self, model: Mamba2) -> None:
+        self._model = model
+        self._recorded: dict[tuple[int, int], _Recorded] = {}
+        self._ids_T = self._hidden_TD = torch.empty(0)
+        self._state: ModelState | None = None
+        self._stream = torch.cuda.Stream(model.device)
+        self._memory = torch.cuda.graph_pool_handle()
+        self._given_up = False
+
+    @property
+    def width(self) -> int:
+        """`Mamba2.width`"""
+        return self._model.width
+
+    def new_state(self, slots: int) -> ModelState:
+        """`Mamba2.new_state`"""
+        return self._model.new_state(slots)
+
+    def lane(self, state: ModelState, lane: int) -> Mapping[str, torch.Tensor]:
+        """`Mamba2.lane`"""
+        return self._model.lane(state, lane)
+
+    def logprobs(self, hidden_TD: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
+        """`Mamba2.logprobs`"""
+        return self._model.logprobs(hidden_TD, targets_T)
+
+    def state_norms(self, state: ModelState, lane: int) -> torch.Tensor:
+        """`Mamba2.state_norms`"""
+        return self._model.state_norms(state, lane)
+
+    def step(self, ids_T: torch.Tensor, segments: Segments, state: ModelState) -> tuple[torch.Tensor, ModelState]:
+        """`Mamba2.step`, but that the hidden states are in the memory of the step before: they are to be used before the next.
+
+        Where no graph can be recorded, the model runs launch by launch from then on, and the log says why.
+        """
+        if self._given_up:
+            return self._model.step(ids_T, segments, state)
+        if state is not self._state or len(ids_T) != len(self._ids_T):
+            self._begin(ids_T, segments, state)
+        spans = None if segments.span_tiles is None else cut(segments)
+        key = (chains_for(segments), 0 if spans is None else spans.slot.numel())
+        if key not in self._recorded:
+            try:
+                self._recorded[key] = self._record(segments, spans, key[0])
+            except RuntimeError as error:
+                self._give_up(error)
+                return self._model.step(ids_T, segments, state)
+        recorded = self._recorded[key]
+        self._ids_T.copy_(ids_T)
+        recorded.segments.buffer.copy_(segments.buffer)
+        if spans is not None:
+            cut(recorded.segments).buffer.copy_(spans.buffer)
+        recorded.graph.replay()
+        return self._hidden_TD, state
+
+    def _begin(self, ids_T: torch.Tensor, segments: Segments, state: ModelState) -> None:
+        """Run a step that reads and writes no lane, so that all that is made once is made: nothing may be while a graph is recorded."""
+        self._recorded.clear()
+        idle = Segments.pack(
+            [Entry(0, TILE)], segments.num_tiles, self._model.device, slots=segments.num_tokens.numel(), span_tiles=segments.span_tiles
+        )
+        hidden_TD, _ = self._model.step(ids_T, idle, state)
+        self._ids_T, self._hidden_TD, self._state = ids_T.clone(), torch.empty_like(hidden_TD), state
+
+    def _record(self, segments: Segments, spans: Spans | None, chains: int) -> _Recorded:
+        assert self._state is not None
+        graph, layout = torch.cuda.CUDAGraph(), segments.recorded(chains)
+        if spans is not None:
+            layout.derived[Spans] = spans.recorded()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            # Other threads go on meanwhile, and may use the device.
+            graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
+            try:
+                hidden_TD, _ = self._model.step(self._ids_T, layout, self._state)
+                self._hidden_TD.copy_(hidden_TD)
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return _Recorded(graph, layout)
+
+    def _give_up(self, error: RuntimeError) -> None:
+        self._given_up = True
+        self._recorded.clear()
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        log.warning("steps cannot be recorded as CUDA graphs here (%s): they are launched kernel by kernel, which is slower", reason)
+
+
+def chains_for(segments: Segments) -> int:
+    """Entries that the graph for a step has blocks for: a power of two, or one and a half times one, as far as there are slots."""
+    entries, slots = len(segments.entries), segments.num_tokens.numel()
+    chains = FEWEST_CHAINS
+    while chains < entries:
+        chains = chains * 3 // 2 if chains & (chains - 1) == 0 else chains // 3 * 4
+    return min(chains, slots)
+
+
+def with_graphs(model: Any) -> Any:
+    """`model`, its steps as graphs where it can have them: a Mamba-2 on the CUDA Tile kernels, which never wait for the host."""
+    return GraphedModel(model) if isinstance(model, Mamba2) and model.backend == "cutile" and model.device.type == "cuda" else model

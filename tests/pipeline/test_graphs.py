@@ -1,0 +1,103 @@
+"""Steps as CUDA graphs: which graph a step takes, and on a GPU the bits of the model itself, whatever the steps hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from compare import assert_same_bits
+from fakes import tiny_checkpoint
+from hypothesis import given
+from hypothesis import strategies as st
+from longscan.kernels.segments import NO_LANE, TILE, Entry, Segments
+from longscan.kernels.ssd.spans import Spans, cut
+from longscan.pipeline.graphs import FEWEST_CHAINS, GraphedModel, chains_for, with_graphs
+from longscan.pipeline.model import load_model
+
+TILES, LANES = 64, 12
+
+
+def packed(lengths: list[int], **options: int) -> Segments:
+    entries, tile = [], 0
+    for length in lengths:
+        entries.append(Entry(tile, length))
+        tile += entries[-1].num_tiles
+    return Segments.pack(entries, max(tile, 1), slots=max(tile, 1), **options)
+
+
+@given(st.integers(1, 5000), st.integers(0, 100))
+def test_a_graph_has_room_for_its_steps_and_little_more(entries: int, more: int) -> None:
+    segments = Segments.pack([Entry(e, 1) for e in range(entries)], entries + more, slots=entries + more)
+    chains = chains_for(segments)
+    assert entries <= chains <= max(FEWEST_CHAINS, 3 * entries // 2)
+    assert chains <= entries + more
+
+
+def test_few_graphs_are_enough_for_all_steps() -> None:
+    """Of a step of 90,112 tokens, all documents of one token: 1,408 numbers of entries."""
+    found = {chains_for(Segments.pack([Entry(e, 1) for e in range(entries)], 1408, slots=1408)) for entries in range(1, 1409)}
+    assert len(found) <= 17
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=9), st.lists(st.integers(1, 300), min_size=1, max_size=9))
+def test_a_layout_is_written_over_another(before: list[int], after: list[int]) -> None:
+    """What a graph reads is the layout that is copied there, for entries and for spans."""
+    num_tiles = 64
+    one, two = (
+        Segments.pack([Entry(7 * e, length) for e, length in enumerate(lengths)], num_tiles, slots=num_tiles, span_tiles=2)
+        for lengths in (before, after)
+    )
+    recorded, spans = one.recorded(chains_for(one)), cut(one).recorded()
+    recorded.derived[Spans] = spans
+    assert recorded.chains == chains_for(one)
+    assert spans.count == spans.slot.numel()
+    recorded.buffer.copy_(two.buffer)
+    for name in ("first_tile", "num_tokens", "position_tile", "lane_in", "lane_out", "order", "tile_entry"):
+        assert_same_bits(name, getattr(recorded, name), getattr(two, name))
+    if cut(two).slot.numel() == spans.slot.numel():
+        spans.buffer.copy_(cut(two).buffer)
+        for name in ("first_tile", "num_tokens", "wanted", "slot", "none", "first_span", "num_spans"):
+            assert_same_bits(name, getattr(spans, name), getattr(cut(two), name))
+
+
+def test_blocks_for_fewer_entries_than_there_are_is_refused() -> None:
+    segments = packed([10, 10, 10])
+    with pytest.raises(ValueError, match="chains: expected 3"):
+        segments.recorded(2)
+
+
+def test_a_model_that_is_on_no_gpu_is_left_as_it_is(tmp_path: Path) -> None:
+    model = load_model(tiny_checkpoint(tmp_path), dtype=torch.float32, device="cpu", backend="torch")
+    assert with_graphs(model) is model
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("span_tiles", [None, 4])
+def test_the_bits_are_those_of_the_model(tmp_path: Path, span_tiles: int | None) -> None:
+    shape = {"d_model": 256, "head_dim": 64, "num_layers": 2, "state_size": 128, "vocab_size": 97}
+    folder = tiny_checkpoint(tmp_path, dtype=torch.bfloat16, **shape)
+    model = load_model(folder, dtype=torch.bfloat16, device="cuda", backend="cutile", row_block=TILES * TILE)
+    graphed = with_graphs(model)
+    assert isinstance(graphed, GraphedModel)
+    states = [model.new_state(LANES) for _ in range(2)]
+    generator = torch.Generator().manual_seed(3)
+    written: set[int] = set()
+    with torch.inference_mode():
+        for step in range(12):
+            entries, tile = [], 0
+            for lane in torch.randperm(LANES, generator=generator).tolist()[: 1 + step]:
+                length = int(torch.randint(1, 5 * TILE, (1,), generator=generator))
+                if tile + -(-length // TILE) > TILES:
+                    break
+                entries.append(Entry(tile, length, TILE * step, lane if lane in written else NO_LANE, lane))
+                written.add(lane)
+                tile += entries[-1].num_tiles
+            segments = Segments.pack(entries, TILES, "cuda", slots=TILES, span_tiles=span_tiles)
+            ids_T = torch.randint(97, (TILES * TILE,), generator=generator).cuda()
+            hidden = [subject.step(ids_T, segments, state)[0] for subject, state in zip((model, graphed), states, strict=True)]
+            assert_same_bits(f"hidden states of step {step}", hidden[1].cpu(), hidden[0].cpu())
+    for name in ("ssm", "tail"):
+        assert_same_bits(name, getattr(states[1], name).cpu(), getattr(states[0], name).cpu())
+    assert 1 < len(graphed._recorded) < 12
+    assert not graphed._given_up
