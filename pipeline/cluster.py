@@ -242,6 +242,8 @@ def _watched(tally: Any, progress: Progress) -> Iterator[None]:
     finally:
         ended.set()
         watcher.join()
+        with suppress(ray.exceptions.RayError):
+            progress.set_tokens(ray.get(tally.total.remote(), timeout=TALLY_S))
 
 
 class Tally:

@@ -255,7 +255,7 @@ class ShardKeeper:
         again = max(self._left.reached.get(ordinal, 0) - position, 0)
         if saved is None and not again:
             return None
-        done = Carried(resumed_documents=int(saved is not None), recomputed_tokens=again)
+        done = Carried(resumed_documents=int(saved is not None), recomputed_tokens=again, most_recomputed_tokens=again)
         self._carried = self._carried.plus(done).plus(Carried(kept_tokens=position))
         self._record([pack({"resumed": asdict(done)}), pack({"at": [[ordinal, position]]})])
         if saved is None or name is None:

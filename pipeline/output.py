@@ -5,7 +5,7 @@ OUT/_SUCCESS                                a summary, JSON; written last
 OUT/_run/fingerprint.json                   what the run depends on: with it, the folder is a run
 OUT/_run/plan.json                          its shards, written before it
 OUT/_run/manifest/, attempts/               see `ledger`
-OUT/_run/metrics.json                       what the last start did and how fast, see `run`
+OUT/_run/metrics.json                       what the last start did and how fast, and all of them, see `metrics`
 OUT/_run/lock/, gate                        see `lock`, `gate`
 OUT/_run/tmp/                               files in the making; what is left there by a crash is removed by the next start
 """

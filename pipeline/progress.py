@@ -65,6 +65,11 @@ class Progress:
         with self._lock:
             self._tokens += tokens
 
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that went through the model so far."""
+        return self._tokens
+
     def set_tokens(self, tokens: int) -> None:
         """The same where they are counted elsewhere."""
         with self._lock:

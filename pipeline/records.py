@@ -9,7 +9,7 @@ A row of the input is named by (shard, ordinal): the ordinal counts the shard's 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -286,6 +286,8 @@ class Carried:
     """Documents that went on from a carry."""
     recomputed_tokens: int = 0
     """Tokens that had been computed by an attempt that was stopped, and were computed again."""
+    most_recomputed_tokens: int = 0
+    """The most of them that were one document's, at one stop."""
     kept_tokens: int = 0
     """By the last attempt, as are the next: tokens that it did not compute, but found in carries and in finished documents."""
     carries_written: int = 0
@@ -293,7 +295,8 @@ class Carried:
     """That its thread spent on keeping rows and handing over carries; writing carries waits for nobody."""
 
     def plus(self, other: Carried) -> Carried:
-        return Carried(*(mine + others for mine, others in zip(astuple(self), astuple(other), strict=True)))
+        total = Carried(*(mine + others for mine, others in zip(astuple(self), astuple(other), strict=True)))
+        return replace(total, most_recomputed_tokens=max(self.most_recomputed_tokens, other.most_recomputed_tokens))
 
 
 @dataclass(frozen=True, slots=True)

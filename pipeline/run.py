@@ -5,14 +5,11 @@ find, scan -> choose -> open the output -> plan -> shards that are not done -> w
 
 from __future__ import annotations
 
-import json
 import logging
-import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import reduce
 from importlib.metadata import version
 from typing import Any
 
@@ -25,19 +22,19 @@ from longscan.pipeline.duplicates import find_duplicates
 from longscan.pipeline.errors import OutputError, Stopped, TooManyErrors, again
 from longscan.pipeline.find import find_files
 from longscan.pipeline.fingerprint import provenance, run_facts
-from longscan.pipeline.ledger import RUN
 from longscan.pipeline.lengths import find_long
+from longscan.pipeline.metrics import Metrics
 from longscan.pipeline.model import Mamba2Geometry, check_weights, read_geometry
 from longscan.pipeline.nodes import Workers, size_workers
 from longscan.pipeline.output import RunFolder, open_output
 from longscan.pipeline.plan import Plan, make_plan
 from longscan.pipeline.progress import Progress, count
 from longscan.pipeline.recipe import read_recipe, settle
-from longscan.pipeline.records import Carried, ShardReport
+from longscan.pipeline.records import ShardReport
 from longscan.pipeline.resolve import Choice, Sizes, choose, choose_sizes, choose_spans, look_at_device, model_facts, pinned, tokenizer_of
 from longscan.pipeline.scan import Scan, scan
-from longscan.pipeline.storage import atomic_write, locate
-from longscan.pipeline.worker import SHARDS_AT_ONCE, Chain, EngineBuilder, Job, Result, Usage, Worker
+from longscan.pipeline.storage import locate
+from longscan.pipeline.worker import SHARDS_AT_ONCE, Chain, EngineBuilder, Job, Result, Worker
 from longscan.pipeline.write import check_passthrough
 
 log = logging.getLogger(__name__)
@@ -173,10 +170,9 @@ def _work(prepared: Prepared, output: RunFolder, build: EngineBuilder | None) ->
         count(plan.estimated_tokens),
         f"; going on: {len(done)} shards are done already" if done else "",
     )
-    began = time.monotonic()
-    results = _run_shards(job, prepared.workers, chains, done, output)
-    seconds = round(time.monotonic() - began, 3)
-    _write_metrics(prepared, job, results, seconds, output)
+    metrics = Metrics(output.place, start=output.number, done=done.values(), num_shards=len(plan.shards), about=_about(prepared, job))
+    results = _run_shards(job, prepared.workers, chains, done, output, metrics)
+    seconds = metrics.seconds
     failed = [result for result in results if result.report is None]
     if failed:
         raise Stopped(f"{len(failed)} of {len(plan.shards)} shards failed, the first of them shard {failed[0].index}: {failed[0].error}")
@@ -190,13 +186,27 @@ def _sizes(plan: Plan, config: JobConfig) -> Sizes:
     return sizes if config.engine.lanes == "auto" else replace(sizes, lanes=config.engine.lanes)
 
 
-def _run_shards(job: Job, workers: Workers, chains: Sequence[Chain], done: Mapping[int, ShardReport], output: RunFolder) -> list[Result]:
-    """Run the chains; returns what became of each shard that was not done."""
+def _about(prepared: Prepared, job: Job) -> dict[str, Any]:
+    """What a start runs on."""
+    return {
+        "device": job.choice.device,
+        "backend": job.choice.backend,
+        "dtype": job.choice.dtype,
+        "sizes": asdict(job.sizes),
+        "cluster": prepared.config.cluster.mode,
+        "workers": asdict(prepared.workers),
+    }
+
+
+def _run_shards(
+    job: Job, workers: Workers, chains: Sequence[Chain], done: Mapping[int, ShardReport], output: RunFolder, metrics: Metrics
+) -> list[Result]:
+    """Run the chains; returns what became of each shard that was not done. Metrics are written however it ends."""
     left = {shard.index: shard for chain in chains for shard in chain if shard.index not in done}
     ended: list[Result] = []
     if not left:
         return ended
-    with Progress(sum(shard.estimated_tokens for shard in left.values()), len(left)) as progress:
+    with Progress(sum(shard.estimated_tokens for shard in left.values()), len(left)) as progress, _told(metrics, progress, output):
         start = _in_process if job.config.cluster.mode == "inprocess" else cluster.run_chains
         # Closed, not left to the garbage collector: workers must have ended before the output is unlocked.
         with closing(start(job, workers, chains, progress)) as results:
@@ -205,6 +215,7 @@ def _run_shards(job: Job, workers: Workers, chains: Sequence[Chain], done: Mappi
                 if result.index not in left and result.report is not None:
                     continue  # of a chain that goes on: done by an earlier start
                 ended.append(result)
+                metrics.add(result, progress.computed_tokens)
                 if result.report is None:
                     log.error("shard %d failed, the others go on: %s", result.index, result.error)
                 else:
@@ -212,43 +223,15 @@ def _run_shards(job: Job, workers: Workers, chains: Sequence[Chain], done: Mappi
     return ended
 
 
-def _write_metrics(prepared: Prepared, job: Job, results: Sequence[Result], seconds: float, output: RunFolder) -> None:
-    """What this start of the run did, on what, and how fast; a start that had nothing to do leaves the one before it."""
-    if not results:
-        return
-    reports = [result.report for result in results if result.report is not None]
-    tokens = sum(report.num_tokens for report in reports)
-    usage = reduce(Usage.plus, (result.usage for result in results if result.usage is not None), Usage())
-    metrics = {
-        "seconds": seconds,
-        "shards": len(reports),
-        "failed_shards": len(results) - len(reports),
-        "documents": sum(report.num_documents for report in reports),
-        "errors": sum(report.num_errors for report in reports),
-        "tokens": tokens,
-        "windows": sum(report.num_windows for report in reports),
-        "tokens_per_second": round(tokens / seconds, 1) if seconds else None,
-        "device": job.choice.device,
-        "backend": job.choice.backend,
-        "dtype": job.choice.dtype,
-        "sizes": asdict(job.sizes),
-        "cluster": prepared.config.cluster.mode,
-        "workers": asdict(prepared.workers),
-        "carries": _carried(reports),
-        "worker_seconds": round(usage.seconds, 3),
-        "steps": usage.steps.steps,
-        "waste": round(usage.steps.waste, 4),
-        "stages": {
-            stage: {"cpu_seconds": round(cost.cpu, 3), "seconds": round(cost.wall, 3)} for stage, cost in sorted(usage.costs.items())
-        },
-    }
-    atomic_write(output.place / RUN / "metrics.json", json.dumps(metrics, indent=2).encode())
-
-
-def _carried(reports: Sequence[ShardReport]) -> dict[str, float]:
-    """What stops cost these shards."""
-    carried = asdict(reduce(Carried.plus, (report.carried for report in reports), Carried()))
-    return {name: round(value, 3) for name, value in carried.items()}
+@contextmanager
+def _told(metrics: Metrics, progress: Progress, output: RunFolder) -> Iterator[None]:
+    """Metrics are written when it is left, unless the output is another run's by then."""
+    try:
+        yield
+    finally:
+        with suppress(OutputError):
+            output.check()
+            metrics.write(progress.computed_tokens)
 
 
 def _in_process(job: Job, workers: Workers, chains: Sequence[Chain], progress: Progress) -> Generator[Result, None, None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -107,6 +108,8 @@ def test_after_sigterm_nothing_is_computed_twice(model: Path, source: Path, undi
     assert sum(seen) + last.seen == total, told
     assert told["recomputed_tokens"] == 0
     assert told["resumed_documents"] > 0
+    run = json.loads((tmp_path / "out" / "_run" / "metrics.json").read_text())["run"]
+    assert (run["starts"], run["computed_tokens"], run["tokens"]) == (3, total, total), "a start that is stopped leaves its numbers"
 
 
 def test_after_a_crash_at_most_an_interval_of_each_document_in_flight(
@@ -120,6 +123,7 @@ def test_after_a_crash_at_most_an_interval_of_each_document_in_flight(
         last = Stop(patch, 1 << 40)
         assert main(command) == 0
     assert_same(tmp_path / "out", expected)
+    assert carries(tmp_path / "out")["most_recomputed_tokens"] <= 1024 + 256
     # Four lanes: an interval of each, and the step that was under way.
     assert 0 <= seen + last.seen - total <= 4 * (1024 + 256)
 

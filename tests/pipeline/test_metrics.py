@@ -1,0 +1,96 @@
+"""The numbers of a run: of each start, of all starts, and what is left of them when a start is killed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from longscan.pipeline.errors import OutputError
+from longscan.pipeline.metrics import WRITE_S, Metrics
+from longscan.pipeline.records import Carried, ShardReport
+from longscan.pipeline.storage import locate
+from longscan.pipeline.worker import Result
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def report(index: int, tokens: int, **carried: int) -> ShardReport:
+    return ShardReport(index, 2, 1, tokens, 3, 1.0, Carried(**carried))
+
+
+def start(folder: Path, number: int, clock: Clock, *done: ShardReport) -> Metrics:
+    return Metrics(locate(str(folder)), start=number, done=done, num_shards=4, about={"device": "cpu"}, clock=clock)
+
+
+def read(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "_run" / "metrics.json").read_text())
+    return found
+
+
+def test_a_start_and_all_starts(tmp_path: Path) -> None:
+    clock = Clock()
+    first = start(tmp_path, 1, clock)
+    clock.now += 5
+    one = report(0, 100, recomputed_tokens=7, most_recomputed_tokens=7)
+    first.add(Result(0, one), 150)
+    first.write(180)
+    second = start(tmp_path, 3, clock, one)
+    clock.now += 20
+    second.add(Result(1, report(1, 50, recomputed_tokens=9, most_recomputed_tokens=4, resumed_documents=2)), 40)
+    second.add(Result(2, None, "it failed"), 60)
+    second.write(60)
+    found = read(tmp_path)
+    assert {name: found[name] for name in ("seconds", "computed_tokens", "shards", "failed_shards", "tokens", "documents", "device")} == {
+        "seconds": 20.0,
+        "computed_tokens": 60,
+        "shards": 1,
+        "failed_shards": 1,
+        "tokens": 50,
+        "documents": 2,
+        "device": "cpu",
+    }
+    run = found["run"]
+    assert (run["starts"], run["seconds"], run["computed_tokens"]) == (3, 25.0, 240)
+    assert (run["shards"], run["shards_left"], run["tokens"], run["documents"], run["errors"], run["windows"]) == (2, 2, 150, 4, 2, 6)
+    assert run["carries"]["recomputed_tokens"] == 16
+    assert run["carries"]["most_recomputed_tokens"] == 7, "the most of one document, no sum"
+    assert found["carries"]["recomputed_tokens"] == 9
+
+
+def test_a_start_that_is_killed_has_left_what_it_did_some_seconds_ago(tmp_path: Path) -> None:
+    clock = Clock()
+    killed = start(tmp_path, 1, clock)
+    killed.add(Result(0, report(0, 100)), 100)
+    assert not (tmp_path / "_run").exists(), "not with every shard"
+    clock.now += WRITE_S
+    killed.add(Result(1, report(1, 100)), 210)
+    killed.add(Result(2, report(2, 100)), 330)
+    start(tmp_path, 2, clock).write(5)
+    assert read(tmp_path)["run"]["computed_tokens"] == 215
+
+
+@pytest.mark.parametrize("torn", ["", "{", "[]", '{"run": 3}', '{"run": {"seconds": "x"}}'])
+def test_earlier_numbers_that_cannot_be_read_end_nothing(tmp_path: Path, torn: str) -> None:
+    (tmp_path / "_run").mkdir()
+    (tmp_path / "_run" / "metrics.json").write_text(torn)
+    start(tmp_path, 2, Clock()).write(5)
+    assert read(tmp_path)["run"]["computed_tokens"] == 5
+
+
+def test_numbers_that_cannot_be_written_end_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OutputError("no space")
+
+    monkeypatch.setattr("longscan.pipeline.metrics.atomic_write", full)
+    start(tmp_path, 1, Clock()).write(5)
+    assert "the run's metrics cannot be written: no space" in caplog.text
