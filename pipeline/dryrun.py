@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from dataclasses import dataclass
 
@@ -96,10 +97,9 @@ def measure_speed(
     try:
         with torch.inference_mode():
             step()
-            seconds, fastest = 0.0, float("inf")
-            while seconds < PROBE_S:
-                last = step()
-                seconds, fastest = seconds + last, min(fastest, last)
+            seconds: list[float] = []
+            while sum(seconds) < PROBE_S:
+                seconds.append(step())
     finally:
         torch.set_num_threads(threads)
-    return tokens / fastest
+    return tokens / statistics.median(seconds)

@@ -138,6 +138,21 @@ class Forward:
         self._context_hidden = hidden[0][-1:].repeat(TILE, 1) if contexts[0] else None
         self._contexts = [part.double().cpu().numpy() for part in hidden] if task.embedding.include_prompt is True else []
         self._scores_first = scores_first_token(task, context_id)
+        if device.type == "cuda":
+            self._warm_up()
+
+    @torch.inference_mode()
+    def _warm_up(self) -> None:
+        """Run a step that is nobody's: what is compiled, loaded or made once is there before the first document's tokens are."""
+        num_tiles = self.tiles or 1
+        segments = self._pack([Entry(first_tile=0, num_tokens=TILE, ends=True)], num_tiles)
+        nothing_T = self._to_device(np.zeros(num_tiles * TILE, dtype=np.int64))
+        hidden_TD, self.model_state = self.model.step(nothing_T, segments, self.model_state)
+        if self.pool_state is not None:
+            self._pool(hidden_TD, segments, self.pool_state)
+        if self.task.scores:
+            self.model.logprobs(hidden_TD, nothing_T)
+        torch.cuda.synchronize(self.device)
 
     @property
     def steps_behind(self) -> int:
