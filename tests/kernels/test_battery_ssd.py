@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import pytest
@@ -144,3 +145,17 @@ def test_random_packings(place: Place) -> None:
 @pytest.mark.parametrize("span_tiles", [None, 2])
 def test_every_length(place: Place, span_tiles: int | None) -> None:
     check(place, [every_length(place.lengths)], [span_tiles], seed=1)
+
+
+def matrix() -> Iterator[Any]:
+    """Every width of heads and states that the kernels take, in both dtypes: slow only because each is compiled."""
+    for P, N, dtype in product((32, 64, 128), (16, 64, 128, 256), TOLERANCE):
+        name = f"P{P}_N{N}_{str(dtype).removeprefix('torch.')}"
+        one = Place(on_gpu, "cuda", Shape(name, H=8, P=P, G=4, N=N), 48, 4, 4, ALL, dtype)
+        yield pytest.param(one, id=name, marks=[pytest.mark.gpu, pytest.mark.slow])
+    yield pytest.param(Place(on_emulator, "cpu", Shape("small", H=8, P=32, G=4, N=64), 4, 2, 2, FEW), id="emulated")
+
+
+@pytest.mark.parametrize("one", matrix())
+def test_every_width(one: Place) -> None:
+    check(one, [random_layout(f"{one.shape.name} {n}", one.tiles) for n in range(one.packings)], [None, 2, None, 5][: one.packings], seed=2)
