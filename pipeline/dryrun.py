@@ -13,6 +13,7 @@ from longscan.pipeline.model import Mamba2Geometry, load_model
 from longscan.pipeline.plan import Plan
 from longscan.pipeline.progress import clock_time, count, num_bytes
 from longscan.pipeline.resolve import Choice, Sizes
+from longscan.pipeline.schedule import spare_slots
 
 PROBE_S = 3.0
 PROBE_TOKENS = {"cpu": 2048}
@@ -27,7 +28,7 @@ class Estimate:
     tokens: int
     weights_bytes: int
     state_bytes: int
-    """Of all lanes, and behind the context."""
+    """Of all lanes, the spare slots, and behind the context."""
     step_bytes: int
     """Activations of a step, at their largest: a layer's projection and what is made of it."""
     tokens_per_second: float
@@ -50,8 +51,11 @@ class Estimate:
         )
 
 
-def estimate(geometry: Mamba2Geometry, choice: Choice, sizes: Sizes, plan: Plan, workers: int, speed: float) -> Estimate:
+def estimate(
+    geometry: Mamba2Geometry, choice: Choice, sizes: Sizes, plan: Plan, workers: int, speed: float, *, segment_tokens: int
+) -> Estimate:
     """Add up what is known. speed: tokens a second of one worker, as `measure_speed` gives it."""
+    slots = sizes.lanes + choice.context_slots + spare_slots(sizes.step_tokens, segment_tokens)
     itemsize = torch.finfo(getattr(torch, choice.dtype)).bits // 8
     step = sizes.step_tokens * (itemsize * (2 * geometry.projected + 2 * geometry.inner + geometry.channels) + 4 * geometry.d_model)
     return Estimate(
@@ -59,7 +63,7 @@ def estimate(geometry: Mamba2Geometry, choice: Choice, sizes: Sizes, plan: Plan,
         rows=plan.num_rows,
         tokens=plan.estimated_tokens,
         weights_bytes=geometry.num_parameters * itemsize,
-        state_bytes=(sizes.lanes + choice.context_slots) * geometry.state_bytes(itemsize),
+        state_bytes=slots * geometry.state_bytes(itemsize),
         step_bytes=step,
         tokens_per_second=speed,
         workers=min(workers, len(plan.chains())),

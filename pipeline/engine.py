@@ -11,6 +11,7 @@ on or closes its iterator.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -27,12 +28,15 @@ from longscan.pipeline.errors import DocumentError
 from longscan.pipeline.feed import Feed
 from longscan.pipeline.forward import Forward, Launched, StepModel
 from longscan.pipeline.lanes import Caller, Keeper, Lanes, OpenDocument, Step, StepEntry, StepTotals
+from longscan.pipeline.memory import drop_caches, in_a_line, is_out_of_memory
 from longscan.pipeline.meter import Meter
 from longscan.pipeline.pool import check_width
 from longscan.pipeline.records import Carry, Cut, ErrorRow, Outcome, Reached, TokenStream
 from longscan.pipeline.rows import EntryResult, RowMaker, error_row
-from longscan.pipeline.schedule import check_sizes
+from longscan.pipeline.schedule import check_sizes, spare_slots
 from longscan.pipeline.tokenize.prompt import Prompt
+
+log = logging.getLogger(__name__)
 
 PATIENCE_S = 0.02
 """How long a step that is not full waits for callers that are still bringing tokens."""
@@ -65,6 +69,7 @@ class Engine:
         heads: Sequence[Head] = (),
         vocab_size: int | None = None,
         constant_shape: bool | None = None,
+        rehearse: bool | None = None,
         on_tokens: Callable[[int], None] | None = None,
         meter: Meter | None = None,
         forward: Callable[..., Forward] = Forward,
@@ -78,6 +83,7 @@ class Engine:
         heads: of a task that classifies.
         vocab_size: ids from here on become error rows; None trusts the streams.
         constant_shape: every step has step_tokens rows. Default: on a GPU, where results would depend on the shape.
+        rehearse: run a full step of nobody's first, so that a lack of memory is told here. Default: on a GPU.
         on_tokens: called after each step, in the engine's thread, with the tokens that went through.
         meter: charged with the stages feed, idle (a caller that waits), schedule, pack, copy, launch, wait, device and rows.
         forward: makes what runs the steps.
@@ -102,12 +108,16 @@ class Engine:
             meter=self._meter,
             reset_tokens=reset_tokens,
             prompt=prompt,
+            spare=spare_slots(step_tokens, segment_tokens),
         )
+        if (device.type == "cuda" if rehearse is None else rehearse) and constant_shape:
+            self._forward.rehearse()
         self._lanes = Lanes(
             lanes,
             step_tokens=step_tokens,
             segment_tokens=segment_tokens,
             first_lane=self._forward.first_lane,
+            spare=self._forward.spare(lanes),
             constant_shape=constant_shape,
             reset_tokens=reset_tokens,
             keep_lanes=task.state_norm,
@@ -261,15 +271,51 @@ class Engine:
             if self._closed or self._given_up:
                 return
             if step is not None:
-                launched.append((step, self._forward.launch(step)))
+                launched.append(self._launch(step, launched))
             elif self._stopping and not launched:
                 self._set_aside()
                 return
             if launched and (step is None or len(launched) > self._forward.steps_behind):
-                done, results = launched.popleft()
-                found = self._forward.collect(results)
-                with self._meter("rows"):
-                    self._deliver(done, found)
+                self._settle(*launched.popleft())
+
+    def _settle(self, step: Step, results: Launched) -> None:
+        found = self._forward.collect(results)
+        with self._meter("rows"):
+            self._deliver(step, found)
+
+    def _launch(self, step: Step, before: deque[tuple[Step, Launched]]) -> tuple[Step, Launched]:
+        """Launch a step; where the device's memory is short, again, behind the steps `before` and with what can be given back.
+
+        Raises what torch does where that is not enough, or where the step has overwritten what it began from.
+        """
+        tries = 0
+        while True:
+            try:
+                return step, self._forward.launch(step)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error) or not step.repeatable:
+                    raise
+                short = error.with_traceback(None)  # whose frames hold what the step had allocated
+            while before:
+                self._settle(*before.popleft())
+            step = self._make_room(step, short, tries)
+            tries += 1
+
+    def _make_room(self, step: Step, short: Exception, tries: int) -> Step:
+        """Give memory back: what caches hold, then half of the lanes. Returns the step to be run; raises `short` where that is all."""
+        drop_caches()
+        if not tries:
+            log.warning("a step found no memory (%s): it is run again, without what caches held", in_a_line(short))
+            return step
+        with self._lock:
+            before, forward = self._lanes.lanes, self._forward
+            lowered = self._lanes.lower(step, contexts=forward.contexts, spare=forward.num_spare, read=forward.read_lane)
+            if lowered is None:
+                raise short
+            step, moved = lowered
+            forward.resize(self._lanes.lanes, moved)
+        log.warning("a step found no memory (%s): %d lanes from now on, %d before", in_a_line(short), self._lanes.lanes, before)
+        return step
 
     def _next_step(self, running: Launched | None) -> Step | None:
         """The next step, booked. None if the engine closes, or where none has come until `running`, the step on the device, is done."""
@@ -335,7 +381,9 @@ class Engine:
         """Nothing runs any more: what every lane holds is its document's carry."""
         with self._lock:
             for document, tokens in self._lanes.at_risk():
-                tensors = partial(self._forward.read_lane, document.place.lane)
+                tensors: Callable[[], Mapping[str, torch.Tensor]] = partial(self._forward.read_lane, document.place.lane)
+                if document.load is not None:
+                    tensors = partial(_given, document.load)
                 if document.caller.keeper is not None:
                     document.caller.news.append(_carry(document, document.tokens.cut, tensors, tokens))
             self._stopped = True

@@ -22,6 +22,7 @@ from longscan.kernels.segments import NO_LANE, TILE, Entry, Segments
 from longscan.pipeline.config import TaskConfig
 from longscan.pipeline.errors import ConfigError
 from longscan.pipeline.lanes import NO_TOKEN, Step, StepEntry
+from longscan.pipeline.memory import drop_caches
 from longscan.pipeline.meter import DEVICE, Meter
 from longscan.pipeline.places import Picks, pick
 from longscan.pipeline.pool import finish_vectors
@@ -114,9 +115,10 @@ class Forward:
         reset_tokens: int | None = None,
         prompt: Prompt | None = None,
         meter: Meter | None = None,
+        spare: int = 0,
     ) -> None:
         """The tables have a slot a lane and more, from `lanes` on, for states after the context, written once here: after all of
-        it, and after all but the last 1, 2, ... tokens of the prompt, as many as a document may replace.
+        it, and after all but the last 1, 2, ... tokens of the prompt, as many as a document may replace; then `spare` slots.
         """
         self.model = model
         self.task = task
@@ -127,13 +129,11 @@ class Forward:
         before = [] if context_id is None else [context_id]
         contexts = [[*before, *prompt.ids[: len(prompt.ids) - n]] for n in range(prompt.replaceable + 1)] if prompt else [before]
         self.first_lane = lanes if contexts[0] else NO_LANE
+        self.contexts, self.num_spare = len(contexts), spare
         self.reset_tokens = reset_tokens
         self.tiles = step_tokens // TILE if constant_shape else None
         self.pool_windows = task.embedding.window_tokens if task.pools else None
-        self.model_state = model.new_state(lanes + len(contexts))
-        self.pool_state = (
-            PoolState.new(lanes + len(contexts), model.width, task.embedding.poolings, self.pool_windows, device) if task.pools else None
-        )
+        self.model_state, self.pool_state = self._new_tables(lanes)
         hidden = [self._prefill(ids, lanes + n) for n, ids in enumerate(contexts)]
         self._context_hidden = hidden[0][-1:].repeat(TILE, 1) if contexts[0] else None
         self._contexts = [part.double().cpu().numpy() for part in hidden] if task.embedding.include_prompt is True else []
@@ -153,6 +153,41 @@ class Forward:
         if self.task.scores:
             self.model.logprobs(hidden_TD, nothing_T)
         torch.cuda.synchronize(self.device)
+
+    def _new_tables(self, lanes: int) -> tuple[Any, PoolState | None]:
+        slots = lanes + self.contexts + self.num_spare
+        poolings = self.task.embedding.poolings
+        pooled = PoolState.new(slots, self.model.width, poolings, self.pool_windows, self.device) if self.task.pools else None
+        return self.model.new_state(slots), pooled
+
+    def spare(self, lanes: int) -> range:
+        """The spare slots behind so many lanes."""
+        return range(lanes + self.contexts, lanes + self.contexts + self.num_spare)
+
+    def resize(self, lanes: int, moved: Mapping[int, int]) -> None:
+        """Tables of so many lanes instead; what slots held is in others then, as `moved` says. Nothing runs."""
+        kept = {new: self.read_lane(old) for old, new in moved.items()}
+        self.model_state = self.pool_state = None  # first, so that there is room
+        drop_caches()
+        self.model_state, self.pool_state = self._new_tables(lanes)
+        with torch.inference_mode():
+            for slot, tensors in kept.items():
+                self._put_back(slot, tensors)
+        self.first_lane = self.first_lane if self.first_lane == NO_LANE else lanes
+
+    @torch.inference_mode()
+    def rehearse(self) -> None:
+        """A full step of nobody's, so that memory which is not there is missed now, and not behind hours of work."""
+        assert self.tiles is not None
+        ids_T = self._to_device(np.full(self.tiles * TILE, PAD_ID, dtype=np.int64))
+        segments = self._pack([Entry(0, self.tiles * TILE, ends=True)], self.tiles)
+        hidden_TD, self.model_state = self.model.step(ids_T, segments, self.model_state)
+        if self.pool_state is not None:
+            self._pool(hidden_TD, segments, self.pool_state)
+        if self.task.scores:
+            self.model.logprobs(hidden_TD, ids_T)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     @property
     def steps_behind(self) -> int:

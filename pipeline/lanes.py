@@ -8,7 +8,7 @@ this one is on the device; results are booked later, in `HostCarry`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -154,6 +154,11 @@ class Step:
     num_tiles: int
     num_tokens: int
 
+    @property
+    def repeatable(self) -> bool:
+        """It writes nothing that it reads: where it ends halfway, it can be run again."""
+        return all(e.entry.lane_in == NO_LANE or e.entry.lane_in != e.entry.lane_out or e.load is not None for e in self.entries)
+
 
 @dataclass(frozen=True, slots=True)
 class StepTotals:
@@ -175,6 +180,11 @@ class StepTotals:
         return StepTotals(self.steps - other.steps, self.tokens - other.tokens, self.rows - other.rows)
 
 
+def moves(entry: Entry) -> bool:
+    """Whether it leaves its document's state in another slot than it takes it from, of those that one document has to itself."""
+    return bool(entry.position) and NO_LANE not in (entry.lane_in, entry.lane_out) and entry.lane_in != entry.lane_out
+
+
 class Lanes:
     """Documents that are not finished, in order of arrival, and the free lanes."""
 
@@ -186,16 +196,21 @@ class Lanes:
         segment_tokens: int,
         first_lane: int,
         constant_shape: bool,
+        spare: Iterable[int] = (),
         reset_tokens: int | None = None,
         keep_lanes: bool = False,
     ) -> None:
         """first_lane: slot that holds the state before a document's first token; NO_LANE where that is zero. The next ones hold it for
         documents that replace 1, 2, ... tokens at the prompt's end.
 
+        spare: slots beside the lanes. Who goes on writes to one of them, and leaves its own as a spare one for the next step; where
+        there is none left, it writes to its own.
         reset_tokens, keep_lanes: as `plan_step` takes them; a lane that is kept holds the document's final state after its last step.
         """
         self.step_tokens = step_tokens
         self.segment_tokens = segment_tokens
+        self.lanes = lanes
+        """How many documents may hold one."""
         self.first_lane = first_lane
         self.constant_shape = constant_shape
         self.reset_tokens = reset_tokens
@@ -205,6 +220,7 @@ class Lanes:
         self.totals = StepTotals()
         self._documents: dict[int, OpenDocument] = {}
         self._free = list(range(lanes))
+        self._spare = list(spare)
         self._arrivals = 0
 
     def admit(self, caller: Caller, document: Document, num_bytes: int | None) -> OpenDocument:
@@ -238,8 +254,9 @@ class Lanes:
             self._release(document)
 
     def at_risk(self) -> list[tuple[OpenDocument, int]]:
-        """Documents with a lane that are further than their last carry, and by how many tokens."""
-        risks = [(d, d.place.position - d.saved) for d in self._documents.values() if d.place.lane != NO_LANE]
+        """Documents with a state, in a lane or set aside, that are further than their last carry, and by how many tokens."""
+        held = [d for d in self._documents.values() if d.place.lane != NO_LANE or d.load is not None]
+        risks = [(d, d.place.position - d.saved) for d in held]
         return [(document, tokens) for document, tokens in risks if tokens]
 
     def next_step(self) -> Step | None:
@@ -258,7 +275,46 @@ class Lanes:
         self.totals = self.totals.plus(StepTotals(1, plan.num_tokens, plan.num_tiles * TILE))
         self._free = self._free[sum(self._takes_lane(a) for a in plan.assignments) :]
         entries = tuple(self._book(a) for a in plan.assignments)
+        # Behind all entries: what one of them reads, none of this step writes.
+        self._spare += [e.entry.lane_in for e in entries if moves(e.entry)]
         return Step(entries, plan.num_tiles, plan.num_tokens)
+
+    def lower(
+        self, step: Step, *, contexts: int, spare: int, read: Callable[[int], Mapping[str, torch.Tensor]]
+    ) -> tuple[Step, dict[int, int]] | None:
+        """Go on with half of the lanes, or with as many as `step` needs. Nothing runs, and `step` is booked and to be run next.
+
+        contexts: slots that hold states before documents, from `first_lane` on. spare: spare slots there are then. read: what a slot
+        holds; documents for whose state there is no room any more are set aside with it, to go on from it in a lane that falls free.
+
+        Returns the step in its new slots, and the new slot of each that is kept; the tables have `self.lanes + contexts + spare`.
+        None where there are no fewer.
+        """
+        in_step = {slot for e in step.entries for slot in (e.entry.lane_in, e.entry.lane_out)}
+        in_step -= {NO_LANE, *range(self.first_lane, self.first_lane + contexts)}
+        holders = [document for document in self._documents.values() if document.place.lane != NO_LANE]
+        kept = [document for document in holders if document.place.lane in in_step]
+        lanes = max(self.lanes // 2, len(kept), len(in_step) - spare, 1)
+        if lanes >= self.lanes:
+            return None
+        others = [document for document in holders if document.place.lane not in in_step]
+        room = min(lanes - len(kept), lanes + spare - len(in_step))
+        for document in others[room:]:
+            document.load, document.place.lane = read(document.place.lane), NO_LANE
+        kept += others[:room]
+        slots = [slot for slot in range(lanes + contexts + spare) if not lanes <= slot < lanes + contexts]
+        moved = dict(zip(sorted(in_step | {document.place.lane for document in kept}), slots, strict=False))
+        for document in kept:
+            document.place.lane = moved[document.place.lane]
+        left = sorted(set(slots) - {document.place.lane for document in kept})
+        self._free, self._spare = left[: lanes - len(kept)], left[lanes - len(kept) :]
+        if self.first_lane != NO_LANE:
+            moved |= {self.first_lane + n: lanes + n for n in range(contexts)}
+            self.first_lane = lanes
+        self.lanes = lanes
+        places = {NO_LANE: NO_LANE, **moved}
+        entries = [replace(e.entry, lane_in=places[e.entry.lane_in], lane_out=places[e.entry.lane_out]) for e in step.entries]
+        return replace(step, entries=tuple(replace(e, entry=entry) for e, entry in zip(step.entries, entries, strict=True))), moved
 
     def _takes_lane(self, a: Assignment) -> bool:
         return a.lane != NO_LANE and self._documents[a.key].place.lane == NO_LANE
@@ -266,17 +322,21 @@ class Lanes:
     def _book(self, a: Assignment) -> StepEntry:
         document = self._documents[a.key]
         place = document.place
+        lane_out = NO_LANE if a.ends and not self.keep_lanes else a.lane
+        if a.position and lane_out != NO_LANE and document.load is None and self._spare:
+            lane_out = self._spare.pop()
         entry = Entry(
             a.first_tile,
             a.num_tokens,
             a.position,
             lane_in=a.lane if a.position else self._first_lane(document),
-            lane_out=NO_LANE if a.ends and not self.keep_lanes else a.lane,
+            lane_out=lane_out,
             ends=a.ends,
         )
         taken = document.tokens.take(a.num_tokens)
         document.caller.held_tokens -= a.num_tokens
-        place.lane, place.position, place.last_served = a.lane, a.position + a.num_tokens, self.totals.steps
+        place.lane = a.lane if lane_out == NO_LANE else lane_out
+        place.position, place.last_served = a.position + a.num_tokens, self.totals.steps
         self._refresh(document)
         load, document.load = document.load, None
         at_risk = 0 if a.ends else self._book_carry(document)

@@ -25,7 +25,7 @@ from longscan.pipeline.fetch import Fetched, fetch_model, fetch_tokenizer
 from longscan.pipeline.model import Mamba2Geometry, model_hash
 from longscan.pipeline.pool import check_width
 from longscan.pipeline.records import HeadShape
-from longscan.pipeline.schedule import check_sizes
+from longscan.pipeline.schedule import check_sizes, spare_slots
 from longscan.pipeline.score import context_token
 from longscan.pipeline.tokenize import Prompt, TextTokenizer, check_fits, load_tokenizer, make_prompt
 
@@ -204,7 +204,8 @@ def choose_sizes(
             step = engine.segment_tokens * _segments_a_step(engine.segment_tokens, _blocks(geometry), device.processors)
     lanes = engine.lanes
     if lanes == "auto":
-        lanes = max(1, min(MAX_LANES, int(STATE_SHARE * device.num_bytes) // geometry.state_bytes(4) - context_slots))
+        beside = context_slots + spare_slots(int(step), engine.segment_tokens)
+        lanes = max(1, min(MAX_LANES, int(STATE_SHARE * device.num_bytes) // geometry.state_bytes(4) - beside))
     shard = config.output.shard_tokens
     if shard == "auto":
         # A few shards a worker, so that the last ones even out, and none so small that its files are all overhead.

@@ -149,7 +149,8 @@ def _dry_run(prepared: Prepared) -> Estimate:
     model = (config.model.path, config.model.revision, choice)
     asked = (prepared.sizes.step_tokens, config.engine.segment_tokens, workers.cores, config.task.scores)
     speed = cluster.on_a_worker(config, workers.gpus, measure_speed, *model, *asked)
-    return estimate(prepared.geometry, choice, prepared.sizes, _plan(prepared), workers.most, speed)
+    plan, segment = _plan(prepared), config.engine.segment_tokens
+    return estimate(prepared.geometry, choice, prepared.sizes, plan, workers.most, speed, segment_tokens=segment)
 
 
 def _work(prepared: Prepared, output: RunFolder, build: EngineBuilder | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from longscan.pipeline.journey import Tools, process_shard
 from longscan.pipeline.keeper import Keeper
 from longscan.pipeline.lanes import StepTotals
 from longscan.pipeline.ledger import Late, begin_attempt, end_attempt, losses, report_of
+from longscan.pipeline.memory import drop_caches, in_a_line, is_out_of_memory
 from longscan.pipeline.meter import Cost, Costs, Meter, add_costs
 from longscan.pipeline.model import load_model
 from longscan.pipeline.read import Reader
@@ -112,7 +114,7 @@ class Worker:
         meter = Meter()
         self._stopped = threading.Event()
         self.output = locate(config.output.path, OutputError)
-        with _fitting(choice, sizes):
+        with fitting(choice, sizes):
             engine = (job.build or build_engine)(job, folder, on_tokens, meter)
         self.tools = Tools(
             reader=Reader(config.input, job.passthrough, meter=meter),
@@ -280,10 +282,10 @@ def build_engine(job: Job, folder: str, on_tokens: Callable[[int], None] | None,
             decay_scale=config.model.decay_scale,
         )
     )
-    return Engine(
+    make = partial(
+        Engine,
         model,
         config.task,
-        lanes=sizes.lanes,
         step_tokens=sizes.step_tokens,
         segment_tokens=config.engine.segment_tokens,
         device=choice.device,
@@ -297,20 +299,33 @@ def build_engine(job: Job, folder: str, on_tokens: Callable[[int], None] | None,
         on_tokens=on_tokens,
         meter=meter,
     )
+    return with_fewer_lanes(lambda lanes: make(lanes=lanes), sizes.lanes)
+
+
+def with_fewer_lanes(make: Callable[[int], Engine], lanes: int) -> Engine:
+    """An engine of `lanes`, or of half of them as often as the memory does not hold it. Raises what torch does where it holds not one."""
+    while True:
+        try:
+            return make(lanes)
+        except (RuntimeError, MemoryError) as error:
+            if lanes == 1 or not is_out_of_memory(error):
+                raise
+            reason = in_a_line(error)
+        drop_caches()
+        log.warning("%d lanes of state do not fit (%s): %d instead", lanes, reason, lanes // 2)
+        lanes //= 2
 
 
 @contextmanager
-def _fitting(choice: Choice, sizes: Sizes) -> Iterator[None]:
+def fitting(choice: Choice, sizes: Sizes) -> Iterator[None]:
     """Turns what torch says of memory that is not there into a ConfigError."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate" not in reason:
+        if not is_out_of_memory(error):
             raise
         raise ConfigError(
-            f"the model in {choice.dtype} with {sizes.lanes} lanes of state and steps of {sizes.step_tokens} tokens does not fit into "
-            f"the memory of this {choice.device}: {reason}. Set engine.lanes lower: a run that has begun goes on "
-            "with that. engine.step_tokens belongs to the run: a lower one takes another output.path, or output.overwrite=true, "
-            "which begins anew"
+            f"the model in {choice.dtype} with one lane of state and steps of {sizes.step_tokens} tokens does not fit into "
+            f"the memory of this {choice.device}: {in_a_line(error)}. Fewer lanes were tried. engine.step_tokens belongs to the run: a "
+            "lower one takes another output.path, or output.overwrite=true, which begins anew"
         ) from error

@@ -199,7 +199,7 @@ def test_an_estimate_adds_up(folder: Path, geometry: Mamba2Geometry) -> None:
     plan = make_plan(files, shard_tokens=1 << 22)
     choice = chosen(folder, CPU)
     sizes = choose_sizes(job(folder), geometry, CPU, plan.estimated_tokens, 4)
-    found = estimate(geometry, choice, sizes, plan, 4, 1000.0)
+    found = estimate(geometry, choice, sizes, plan, 4, 1000.0, segment_tokens=8192)
     assert (found.rows, found.tokens, found.workers) == (15, 20_000_000, 2)
     assert found.weights_bytes == 4 * geometry.num_parameters
     said = str(found)
