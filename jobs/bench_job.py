@@ -58,6 +58,8 @@ class JobRecord:
     """Of the workers' seconds, those in which the device computed."""
     waste: float
     """Of the steps' rows, those without a token."""
+    alignment_waste: float
+    """The same of tiles in which there are tokens."""
     cpu_ns_per_token: float | None
     """CPU time of this process for everything, where all runs in it."""
     host_cpu_ns_per_token: float
@@ -78,7 +80,8 @@ class JobRecord:
         yield f"{self.workers} worker(s) on {self.cores} cores, {self.device}, {self.backend}"
         yield f"job      {self.tokens_per_second:12,.0f} tokens/s in {self.seconds:.2f} s; {self.whole_seconds:.2f} s from start to end"
         yield f"model    {self.model_tokens_per_second:12,.0f} tokens/s alone; the job has {self.share_of_model:.1%} of it"
-        yield f"device   computed {self.device_share:.1%} of the time; {self.waste:.2%} of its rows held no token"
+        yield f"device   computed {self.device_share:.1%} of the time; {self.waste:.2%} of its rows held no token,"
+        yield f"         {self.alignment_waste:.2%} of those in tiles with tokens"
         if self.cpu_ns_per_token is not None:
             yield f"cpu      {self.cpu_ns_per_token:.0f} ns of CPU time a token, planning, loading and all"
         yield f"host     {self.host_cpu_ns_per_token:.0f} ns of CPU time a token" + (
@@ -186,6 +189,7 @@ def _record(options: argparse.Namespace, corpus: Any, metrics: dict[str, Any], w
         share_of_model=tokens / seconds / (model * workers),
         device_share=stages.get("device", {"seconds": 0.0})["seconds"] / metrics["worker_seconds"],
         waste=metrics["waste"],
+        alignment_waste=metrics["alignment_waste"],
         cpu_ns_per_token=1e9 * watch.cpu_seconds / tokens if here else None,
         host_cpu_ns_per_token=1e9 * (watch.cpu_seconds if apart and here else staged) / tokens,
         host_cpu_share=staged / watch.cpu_seconds if here and not apart else None,

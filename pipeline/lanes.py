@@ -167,17 +167,24 @@ class StepTotals:
     steps: int = 0
     tokens: int = 0
     rows: int = 0
+    used_rows: int = 0
+    """Of tiles in which there are tokens."""
 
     @property
     def waste(self) -> float:
         """Share of the steps' rows that held no token."""
         return 1.0 - self.tokens / self.rows if self.rows else 0.0
 
+    @property
+    def alignment_waste(self) -> float:
+        """The same of tiles in use: what the ends of documents cost, whether steps were full or not."""
+        return 1.0 - self.tokens / self.used_rows if self.used_rows else 0.0
+
     def plus(self, other: StepTotals) -> StepTotals:
-        return StepTotals(self.steps + other.steps, self.tokens + other.tokens, self.rows + other.rows)
+        return StepTotals(self.steps + other.steps, self.tokens + other.tokens, self.rows + other.rows, self.used_rows + other.used_rows)
 
     def minus(self, other: StepTotals) -> StepTotals:
-        return StepTotals(self.steps - other.steps, self.tokens - other.tokens, self.rows - other.rows)
+        return StepTotals(self.steps - other.steps, self.tokens - other.tokens, self.rows - other.rows, self.used_rows - other.used_rows)
 
 
 def moves(entry: Entry) -> bool:
@@ -272,7 +279,7 @@ class Lanes:
         )
         if not plan.assignments:
             return None
-        self.totals = self.totals.plus(StepTotals(1, plan.num_tokens, plan.num_tiles * TILE))
+        self.totals = self.totals.plus(StepTotals(1, plan.num_tokens, plan.num_tiles * TILE, plan.used_tiles * TILE))
         self._free = self._free[sum(self._takes_lane(a) for a in plan.assignments) :]
         entries = tuple(self._book(a) for a in plan.assignments)
         # Behind all entries: what one of them reads, none of this step writes.

@@ -84,6 +84,7 @@ class Metrics:
             "worker_seconds": round(usage.seconds, 3),
             "steps": usage.steps.steps,
             "waste": round(usage.steps.waste, 4),
+            "alignment_waste": round(usage.steps.alignment_waste, 4),
             "stages": {
                 stage: {"cpu_seconds": round(cost.cpu, 3), "seconds": round(cost.wall, 3)} for stage, cost in sorted(usage.costs.items())
             },

@@ -60,5 +60,5 @@ def test_the_host_costs_little_beside_tokenization() -> None:
 
 @pytest.mark.parametrize(("size", "most"), [(1000, 0.05), (500, 0.05)])
 def test_little_is_lost_to_the_alignment_of_short_documents(size: int, most: float) -> None:
-    """Of the rows of tiles in use; the last step of a job is not full, whatever its documents are."""
-    assert bench_job(options(f"constant:{size}", 600_000, 2e5, "engine.step_tokens=16384")).waste < most
+    """Of the rows of tiles in use: whether steps are full is the host's speed."""
+    assert 0 < bench_job(options(f"constant:{size}", 200_000, 2e6, "engine.step_tokens=16384")).alignment_waste < most

@@ -188,10 +188,10 @@ def test_documents_that_are_set_aside_go_on_after_a_stop(caplog: pytest.LogCaptu
         if len(done) == 10:
             one.stop(0)
 
-    sizes = {"lanes": 4, "step_tokens": 256}
+    sizes = {"lanes": 4, "step_tokens": 128}
     with engine(CountingModel(), **sizes) as one:
         expected = vectors(one, {})
-    with engine(ShortModel({5, 6}), on_tokens=on_tokens, **sizes) as one, pytest.raises(EngineFailed, match="stopped"):
+    with engine(ShortModel({5, 6}), on_tokens=on_tokens, **sizes) as one, pytest.raises(EngineFailed, match="was stopped"):
         list(one.process(documents({}), Keeping()))
     assert "2 lanes from now on, 4 before" in caplog.text
     assert len(carries) > 2, "more documents are in flight than there are lanes"
