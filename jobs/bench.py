@@ -45,7 +45,9 @@ def _kernels(options: argparse.Namespace) -> list[str]:
 def _model(options: argparse.Namespace) -> list[str]:
     from longscan.jobs.benchmark.layers import bench_model
 
-    return bench_model(options.shape, layers=options.layers, path=options.json, commit=options.commit, chunks=options.chunks)
+    return bench_model(
+        options.shape, layers=options.layers, load=options.load, path=options.json, commit=options.commit, chunks=options.chunks
+    )
 
 
 def _tune(options: argparse.Namespace) -> list[str]:
@@ -88,6 +90,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     one = words.add_parser("model", help="whole networks of random weights, beside their products and a stack of peers", allow_abbrev=False)
     one.set_defaults(work=_model)
     one.add_argument("--layers", type=int, metavar="N", help="of each model; all that it has")
+    one.add_argument("--load", default="", metavar="TEXT", help="only loads with this in their names, such as '11 documents'; all")
     _measured(one)
     one = words.add_parser("tune", help="find the fastest hints and sizes for the GPU that is here", allow_abbrev=False)
     one.set_defaults(work=_tune)

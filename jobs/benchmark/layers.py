@@ -88,10 +88,14 @@ class ModelRow:
             )
 
 
-def bench_model(models: Sequence[str], *, layers: int | None, path: Path | None, commit: str | None, chunks: Sequence[int]) -> list[str]:
+def bench_model(
+    models: Sequence[str], *, layers: int | None, path: Path | None, commit: str | None, chunks: Sequence[int], load: str = ""
+) -> list[str]:
     """Print a row a model and load, and write them to `path`. Returns a line for each pair of networks that do not agree.
 
-    layers: of each model; None: all that it has. Raises ConfigError where there is no GPU.
+    layers: of each model; None: all that it has. load: part of the names of the loads that are run.
+
+    Raises ConfigError where there is no GPU.
     """
     require_gpu("model")
     known = facts(commit)
@@ -103,12 +107,12 @@ def bench_model(models: Sequence[str], *, layers: int | None, path: Path | None,
         geometry = replace(GEOMETRIES[name], num_layers=layers or GEOMETRIES[name].num_layers)
         with torch.inference_mode():
             weights = random_weights(geometry, device="cuda", dtype=torch.bfloat16)
-            for load in LOADS:
-                row = measure(name, geometry, weights, load, timer=timer, parts=triton_parts, chunks=chunks)
+            for given in (one for one in LOADS if load in one.name):
+                row = measure(name, geometry, weights, given, timer=timer, parts=triton_parts, chunks=chunks)
                 print(*row.lines(), sep="\n", flush=True)
                 results.add(asdict(row))
                 if row.distance is not None and row.peer_tokens_per_second is None:
-                    wrong.append(f"model {name} ({load.name}): {row.note}")
+                    wrong.append(f"model {name} ({given.name}): {row.note}")
                 torch.cuda.empty_cache()
         del weights
     return wrong
