@@ -156,6 +156,6 @@ def matrix() -> Iterator[Any]:
     yield pytest.param(Place(on_emulator, "cpu", Shape("small", H=8, P=32, G=4, N=64), 4, 2, 2, FEW), id="emulated")
 
 
-@pytest.mark.parametrize("one", matrix())
+@pytest.mark.parametrize("one", list(matrix()))
 def test_every_width(one: Place) -> None:
     check(one, [random_layout(f"{one.shape.name} {n}", one.tiles) for n in range(one.packings)], [None, 2, None, 5][: one.packings], seed=2)
