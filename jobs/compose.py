@@ -43,6 +43,7 @@ AS_TYPED = (
     "model.tokenizer",
     "model.tokenizer_revision",
     "input.path",
+    "input.state_path",
     "input.text_column",
     "input.id_column",
     "input.tokens_column",

@@ -10,12 +10,14 @@ import pyarrow as pa
 from longscan.pipeline.config import TaskConfig
 from longscan.pipeline.records import (
     ERRORS_SCHEMA,
+    STATES_SCHEMA,
     TOKENS_SCHEMA,
     DocumentRow,
     ErrorRow,
     HeadShape,
     Outcome,
     PositionRow,
+    StateRow,
     TokensRow,
     Vector,
     WindowRow,
@@ -43,7 +45,18 @@ def documents_batch(rows: Sequence[DocumentRow], task: TaskConfig, schema: pa.Sc
             columns[name] = pa.array([getattr(row, name) for row in rows], schema.field(name).type)
     for name in ("state_norm_max", "state_norm_mean") if task.state_norm else ():
         columns[name] = pa.array([getattr(row, name) for row in rows], pa.float64())
+    if "continued_at" in schema.names:
+        columns["continued_at"] = pa.array([row.continued_at for row in rows], pa.int64())
     return _batch(columns, schema)
+
+
+def states_batch(rows: Sequence[StateRow]) -> pa.RecordBatch:
+    """A batch of STATES_SCHEMA."""
+    columns: dict[str, Any] = {"doc_id": pa.array([row.document.doc_id for row in rows], pa.string())}
+    for name in ("position", "prefix_length", "prefix_sha256"):
+        columns[name] = pa.array([getattr(row, name) for row in rows], STATES_SCHEMA.field(name).type)
+    columns["state"] = pa.array([row.state.data for row in rows], pa.large_binary())
+    return _batch(columns, STATES_SCHEMA)
 
 
 def windows_batch(rows: Sequence[WindowRow], task: TaskConfig, schema: pa.Schema) -> pa.RecordBatch:
@@ -114,6 +127,8 @@ def row_bytes(row: Outcome) -> int:
     """About the memory that a row waits in."""
     if isinstance(row, ErrorRow):
         return ROW_BYTES + len(row.message)
+    if isinstance(row, StateRow):
+        return ROW_BYTES + row.state.nbytes
     if isinstance(row, TokensRow):
         return ROW_BYTES + row.token_ids.nbytes + row.logprobs.nbytes
     logits = sum(vector.nbytes for vector in row.logits.values()) if isinstance(row, DocumentRow | PositionRow) and row.logits else 0

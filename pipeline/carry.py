@@ -4,7 +4,7 @@ _run/carries/<shard>/<ordinal>-<position>-<attempt>.carry       one frame (see `
 
 header   owner     fingerprint of the run, shard, ordinal, digest of the document's content
          position, cut [byte, char, token], host {the numbers of HostCarry}
-         rows      [windows, tokens, positions]: what the rows before it count up to
+         rows      [windows, tokens, positions, states]: what the rows before it count up to
          tensors   [[name, dtype, shape], ...] in the order of the body
 body     the tensors' bytes, C order, end to end
 """
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from longscan.pipeline.frames import Frame, pack, read_frame
+from longscan.pipeline.frames import Buffer, Frame, pack, read_frame
 from longscan.pipeline.records import Carry, Cut, Document, HostCarry
 from longscan.pipeline.rowcodec import Counts
 
@@ -88,7 +88,7 @@ def save_carry(carry: Carry, owner: Owner, counts: Counts) -> bytes:
     return pack(header, [tensor.reshape(-1).view(torch.uint8).numpy().data for tensor in tensors.values()])
 
 
-def parse_carry(data: bytes | None, owner: Owner, layout: Layout) -> tuple[SavedCarry, dict[str, torch.Tensor]] | str:
+def parse_carry(data: Buffer | None, owner: Owner, layout: Layout) -> tuple[SavedCarry, dict[str, torch.Tensor]] | str:
     """What `save_carry` made; or, in words, why it is of no use for this document."""
     frame = None if data is None else read_frame(io.BytesIO(data), 0)
     if data is None or frame is None or frame.stop != len(data):
@@ -109,8 +109,8 @@ def _parse(frame: Frame, owner: Owner, layout: Layout) -> tuple[SavedCarry, dict
     described = {name: (_dtype(dtype), tuple(shape)) for name, dtype, shape in header["tensors"]}
     if described != dict(layout):
         return "its tensors are not those of this model"
-    windows, tokens, positions = header["rows"]
-    saved = SavedCarry(found, HostCarry(**header["host"]), Cut(*header["cut"]), (windows, tokens, positions))
+    windows, tokens, positions, states = header["rows"]
+    saved = SavedCarry(found, HostCarry(**header["host"]), Cut(*header["cut"]), (windows, tokens, positions, states))
     return saved, _tensors(frame.body, described)
 
 

@@ -48,6 +48,7 @@ class InputConfig:
     passthrough: list[str] = field(default_factory=list)
     max_document_bytes: int | None = None
     max_read_bytes: int = 1 << 32
+    state_path: str | None = None
 
 
 @dataclass
@@ -124,6 +125,7 @@ class OutputConfig:
     path: str = ""
     overwrite: bool = False
     shard_tokens: Any = "auto"
+    keep_state: bool = False
 
 
 @dataclass
@@ -164,6 +166,7 @@ Problem = tuple[str, str, object]
 
 def _problems(config: JobConfig) -> Iterator[Problem]:
     yield from _paths(config)
+    yield from _states(config)
     yield from _task(config.task)
     yield from _classify(config)
     yield from _engine(config.engine)
@@ -200,6 +203,17 @@ def _paths(config: JobConfig) -> Iterator[Problem]:
     ]
     if any(column == "" for column in columns):
         yield "input", "names of columns that are not empty", columns
+
+
+def _states(config: JobConfig) -> Iterator[Problem]:
+    asked = ["output.keep_state"] * (config.output.keep_state is True) + ["input.state_path"] * (config.input.state_path is not None)
+    yield from _choice("output.keep_state", config.output.keep_state, (True, False))
+    if config.input.state_path == "":
+        yield "input.state_path", "the output of an earlier run, or null", config.input.state_path
+    if asked and config.input.id_column is None:
+        yield "input.id_column", f"a column, with {' and '.join(asked)}: a state is found again by its document's id", None
+    if asked and config.task.classifies == "positions":
+        yield "task.classify.at", f"document, with {' and '.join(asked)}", config.task.classify.at
 
 
 def _task(task: TaskConfig) -> Iterator[Problem]:

@@ -33,10 +33,17 @@ class Estimate:
     """Activations of a step, at their largest: a layer's projection and what is made of it."""
     tokens_per_second: float
     workers: int
+    kept_states: int | None = None
+    """Documents whose state is kept, at most: those with more than a segment; and the bytes of one."""
+    kept_bytes: int = 0
 
     def __str__(self) -> str:
         seconds = self.tokens / (self.tokens_per_second * self.workers)
         memory = self.weights_bytes + self.state_bytes + self.step_bytes
+        kept = []
+        if self.kept_states is not None:
+            most = num_bytes(self.kept_states * self.kept_bytes)
+            kept = [f"states      at most {self.kept_states} kept, of {num_bytes(self.kept_bytes)} each: {most} of the output"]
         return "\n".join(
             (
                 f"shards      {self.shards}",
@@ -46,13 +53,22 @@ class Estimate:
                 f"states {num_bytes(self.state_bytes)}, a step {num_bytes(self.step_bytes)}",
                 f"time        about {clock_time(seconds)} with {self.workers} worker{'s' * (self.workers > 1)} "
                 f"at {count(self.tokens_per_second)} tokens/s each, as a few steps went",
+                *kept,
                 "nothing was written",
             )
         )
 
 
 def estimate(
-    geometry: Mamba2Geometry, choice: Choice, sizes: Sizes, plan: Plan, workers: int, speed: float, *, segment_tokens: int
+    geometry: Mamba2Geometry,
+    choice: Choice,
+    sizes: Sizes,
+    plan: Plan,
+    workers: int,
+    speed: float,
+    *,
+    segment_tokens: int,
+    keep_state: bool = False,
 ) -> Estimate:
     """Add up what is known. speed: tokens a second of one worker, as `measure_speed` gives it."""
     slots = sizes.lanes + choice.context_slots + spare_slots(sizes.step_tokens, segment_tokens)
@@ -67,6 +83,8 @@ def estimate(
         step_bytes=step,
         tokens_per_second=speed,
         workers=min(workers, len(plan.chains())),
+        kept_states=min(plan.num_rows, plan.estimated_tokens // segment_tokens) if keep_state else None,
+        kept_bytes=geometry.state_bytes(itemsize),
     )
 
 

@@ -12,6 +12,7 @@ on or closes its iterator.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -27,16 +28,19 @@ from longscan.pipeline.config import TaskConfig
 from longscan.pipeline.errors import DocumentError
 from longscan.pipeline.feed import Feed
 from longscan.pipeline.forward import Forward, Launched, StepModel
-from longscan.pipeline.lanes import Caller, Keeper, Lanes, OpenDocument, Step, StepEntry, StepTotals
+from longscan.pipeline.lanes import Caller, Keeper, Lanes, News, OpenDocument, Step, StepEntry, StepTotals
 from longscan.pipeline.memory import drop_caches, in_a_line, is_out_of_memory
 from longscan.pipeline.meter import Meter
 from longscan.pipeline.pool import check_width
-from longscan.pipeline.records import Carry, Cut, ErrorRow, Outcome, Reached, TokenStream
+from longscan.pipeline.records import Carry, Cut, ErrorRow, Kept, Outcome, Reached, TokenStream
 from longscan.pipeline.rows import EntryResult, RowMaker, error_row
 from longscan.pipeline.schedule import check_sizes, spare_slots
 from longscan.pipeline.tokenize.prompt import Prompt
 
 log = logging.getLogger(__name__)
+
+KEPT_BYTES = 1 << 28
+"""Of states that are copied for a caller to keep and not put away yet; two, if they are larger."""
 
 PATIENCE_S = 0.02
 """How long a step that is not full waits for callers that are still bringing tokens."""
@@ -121,6 +125,7 @@ class Engine:
             constant_shape=constant_shape,
             reset_tokens=reset_tokens,
             keep_lanes=task.state_norm,
+            most_kept=max(2, KEPT_BYTES // max(1, sum(dtype.itemsize * math.prod(shape) for dtype, shape in self.carry_layout.values()))),
         )
         self._maker = RowMaker(task, segment_tokens=segment_tokens, context_id=context_id, reset_tokens=reset_tokens, heads=heads)
         self._vocab_size = vocab_size
@@ -227,14 +232,22 @@ class Engine:
                     continue
             if caller.keeper is not None:
                 yield from caller.keeper.keep(news)
+                self._put_away(caller, sum(isinstance(item, Kept) for item in news))
             else:
-                yield from (row for row in news if not isinstance(row, Carry | Reached))
+                yield from (row for row in news if not isinstance(row, Carry | Kept | Reached))
             if pull is not None:
                 with self._meter("feed"):
                     pulled = pull()
                     with self._lock:
                         feed.give(pulled)
                         self._work.notify()
+
+    def _put_away(self, caller: Caller, states: int) -> None:
+        """The caller has so many states no longer in memory: others may be copied for it."""
+        if states:
+            with self._lock:
+                caller.keeping -= states
+                self._work.notify()
 
     def _check_alive(self) -> None:
         if self._failure is not None:
@@ -348,14 +361,16 @@ class Engine:
         made = []
         for e, result in zip(step.entries, results, strict=True):
             document, ends = e.document, e.entry.ends
-            news: list[Outcome | Carry | Reached] = []
+            news: list[News] = []
             if document.gone:
                 made.append((e, news, False))
                 continue
+            if e.kept is not None and document.prefix is not None:
+                news.append(Kept(document.document, _carry(document, e.kept, partial(_given, result.before), 0), document.prefix))
             try:
                 news += self._maker.advance(document.document, document.carry, e.taken, result, ends=ends, num_bytes=document.num_bytes)
             except DocumentError as error:
-                news, ends = [error_row(document.document, error)], True
+                news, ends = [*news, error_row(document.document, error)], True
             if not ends and document.caller.keeper is not None:
                 news.append(Reached(document.document.ordinal, document.carry.position))
             if not ends and e.at_risk:
@@ -368,10 +383,12 @@ class Engine:
             self._announce()
         self._on_tokens(step.num_tokens)
 
-    def _hand_over(self, e: StepEntry, news: list[Outcome | Carry | Reached], finished: bool) -> None:
+    def _hand_over(self, e: StepEntry, news: list[News], finished: bool) -> None:
         document, keeper = e.document, e.document.caller.keeper
         if keeper is not None and e.at_risk and (document.gone or finished):
             keeper.forget()
+        if document.gone and e.kept is not None:
+            document.caller.keeping -= 1
         if not document.gone:
             document.caller.news.extend(news)
             if finished:

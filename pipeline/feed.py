@@ -186,7 +186,7 @@ class Feed:
             if not source.pulled:
                 self.caller.news.append(self._maker.empty(source.document, source.stream.num_bytes))
                 return
-            source.opened = self._lanes.admit(self.caller, source.document, source.stream.num_bytes)
+            source.opened = self._lanes.admit(self.caller, source.document, source.stream.num_bytes, source.stream.prefix)
             source.document = replace(source.document, carry=None)  # it is large, and the engine has it now
             self._sources.append(source)
             if pulled.blocks and pulled.blocks[0].replaced:

@@ -25,6 +25,7 @@ def run_facts(
     backend: str,
     span_tiles: int | None,
     versions: Mapping[str, Any],
+    states: str | None = None,
 ) -> Facts:
     """Everything that the rows of the output depend on, as JSON values.
 
@@ -32,6 +33,7 @@ def run_facts(
     model: hash of the model's content, of its tokenizer, and what else names them; never a path that may hold secrets.
     backend: the implementation of the operators that runs; span_tiles: the form of its scan.
     versions: of longscan, of tuning tables and the like.
+    states: fingerprint of the run whose states it goes on from.
 
     Files count by name, size and version: moving a whole input elsewhere changes nothing.
     """
@@ -45,7 +47,9 @@ def run_facts(
     content = ("tokens_column", config.input.tokens_column) if config.input.tokens_column else ("text_column", config.input.text_column)
     places = {name: getattr(config.input, name) for name in ("positions_column", "positions_unit") if config.input.positions_column}
     most = config.input.max_document_bytes
-    limits = {"max_read_bytes": config.input.max_read_bytes, **({} if most is None else {"max_document_bytes": most})}
+    limits: Facts = {"max_read_bytes": config.input.max_read_bytes, **({} if most is None else {"max_document_bytes": most})}
+    if states is not None:
+        limits["states"] = states
     names = ("dtype", "add_bos", "append_eos", "decay_scale")
     return {
         "model": {**model, **{name: getattr(config.model, name) for name in names}},
@@ -63,6 +67,7 @@ def run_facts(
             "reset_tokens": config.engine.reset_tokens,
             "span_tiles": span_tiles,
         },
+        **({"output": {"keep_state": True}} if config.output.keep_state else {}),
         "limit": config.limit,
         "seed": config.seed,
         "versions": dict(versions),

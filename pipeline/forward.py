@@ -93,6 +93,8 @@ class Launched:
     windows: dict[str, torch.Tensor]
     carries: dict[int, dict[str, torch.Tensor]]
     """Entry -> what its lane holds after the step, for those wanted."""
+    kept: dict[int, dict[str, torch.Tensor]]
+    """Entry -> what its lane held before the step, for those wanted."""
     begun: Mark | None
     done: Mark | None
 
@@ -213,6 +215,7 @@ class Forward:
         for e in step.entries:
             if e.load is not None:
                 self._put_back(e.entry.lane_in, e.load)
+        kept = {i: self.copy_lane(e.entry.lane_in) for i, e in enumerate(step.entries) if e.kept is not None}
         hidden_TD, self.model_state = self.model.step(ids_T, afresh, self.model_state)
         documents: dict[str, torch.Tensor] = {}
         windows: dict[str, torch.Tensor] = {}
@@ -232,7 +235,7 @@ class Forward:
         picks, picked = self._pick(step, hidden_TD)
         replaced = [e.document.carry.replaced for e in step.entries if e.entry.ends]
         return Launched(
-            segments, logprobs_T, firsts, first_logprobs, picks, picked, norms, documents, replaced, windows, carries, begun, done
+            segments, logprobs_T, firsts, first_logprobs, picks, picked, norms, documents, replaced, windows, carries, kept, begun, done
         )
 
     def _pool(self, hidden_TD: torch.Tensor, segments: Segments, state: PoolState) -> PoolOutput:
@@ -298,6 +301,7 @@ class Forward:
                     picked=None if launched.picked is None else launched.picked[chosen : chosen + there].numpy(),
                     state_norms=launched.norms[ended].numpy() if entry.ends and launched.norms else None,
                     tensors=launched.carries.get(index, {}),
+                    before=launched.kept.get(index, {}),
                 )
             )
             chosen += there

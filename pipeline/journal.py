@@ -103,12 +103,14 @@ class Trail:
     """What its rows count up to, as far as none is missing."""
     finished: bool = False
     """All its rows are there."""
+    base: Counts = NONE
+    """What they count from: a document that goes on from an earlier run's state has no rows before that."""
 
     def follow(self, before: Sequence[int], after: Sequence[int], ends: bool) -> None:
         """Its next rows, as `rowcodec` describes them: attempts may overlap, but rows behind a gap are of no use."""
         if all(first <= there for first, there in zip(before, self.counts, strict=True)):
-            windows, tokens, positions = (max(there, last) for there, last in zip(self.counts, after, strict=True))
-            self.counts = windows, tokens, positions
+            windows, tokens, positions, states = (max(there, last) for there, last in zip(self.counts, after, strict=True))
+            self.counts = windows, tokens, positions, states
             self.finished |= ends
 
 
@@ -123,6 +125,11 @@ class Journal:
     carried: Carried = field(default_factory=Carried)
     """What those attempts had to do again."""
 
+    def base_of(self, ordinal: int, digest: str) -> Counts:
+        """What the rows of a document with this content count from, as far as the journal says."""
+        trail = self.trails.get(ordinal)
+        return trail.base if trail is not None and trail.digest == digest else NONE
+
     def add(self, frame: Frame, file: Location) -> None:
         header = frame.header
         if "doc" in header:
@@ -131,6 +138,11 @@ class Journal:
                 trail = self.trails[header["doc"]] = Trail(header["digest"])
             trail.frames.append((file, frame.start))
             trail.follow(header["before"], header["after"], header["ends"])
+        elif "begins" in header:
+            ordinal, digest, (windows, tokens, positions, states) = header["begins"]
+            base = windows, tokens, positions, states
+            if self.base_of(ordinal, digest) != base:
+                self.trails[ordinal] = Trail(digest, counts=base, base=base)
         elif "at" in header:
             self.reached.update(header["at"])
         elif "resumed" in header:
@@ -161,7 +173,7 @@ def read_journal(folder: Location, names: Sequence[str], head: dict[str, Any]) -
 def replay(trail: Trail, document: Document, limit: Counts | None = None) -> Iterator[Outcome]:
     """The rows of a document, each once, up to `limit`; without one, all those of a finished one."""
     opened: tuple[Location, IO[bytes]] | None = None
-    seen = NONE
+    seen = trail.base
     try:
         for file, start in trail.frames:
             if opened is None or opened[0] != file:

@@ -32,11 +32,14 @@ from longscan.pipeline.records import (
     Document,
     DocumentRow,
     ErrorRow,
+    Kept,
     Outcome,
     Reached,
     Shard,
+    StateRow,
 )
 from longscan.pipeline.rowcodec import NONE, Counts, after_row, pack_rows
+from longscan.pipeline.states import KeptState, KeptStates, state_row
 from longscan.pipeline.storage import Location, atomic_write, children, read_bytes, remove, remove_tree
 
 MOST_UNDER_WAY = 2
@@ -58,8 +61,21 @@ Task = tuple[int, int, Callable[[], None]]
 class Keeper:
     """Keeps the shards of one worker. `close` it after the engine; what waits to be written is written first."""
 
-    def __init__(self, output: Location, fingerprint: str, layout: Layout, *, checkpoint_tokens: int) -> None:
-        """layout: of the engine's carries. checkpoint_tokens: between two carries of a document."""
+    def __init__(
+        self,
+        output: Location,
+        fingerprint: str,
+        layout: Layout,
+        *,
+        checkpoint_tokens: int,
+        binding: str = "",
+        states: KeptStates | None = None,
+    ) -> None:
+        """layout: of the engine's carries. checkpoint_tokens: between two carries of a document.
+
+        binding: what states that this run keeps are bound to (`states.binding`). states: those of an earlier run, to go on from.
+        """
+        self.binding, self.states = binding, states
         self.folder = output / RUN / "carries"
         self.fingerprint, self.layout, self.checkpoint_tokens = fingerprint, layout, checkpoint_tokens
         self._tasks: PriorityQueue[Task] = PriorityQueue()
@@ -181,9 +197,10 @@ class ShardKeeper:
             carry = self._go_on(document, digest, trail or Trail(digest), rows)
             yield document if carry is None else replace(document, carry=carry)
 
-    def keep(self, news: Sequence[Outcome | Carry | Reached]) -> list[Outcome]:
+    def keep(self, news: Sequence[Outcome | Carry | Kept | Reached]) -> list[Outcome]:
         """Take a caller's news; returns the rows among them. Rows are in the journal before they are anywhere else."""
         began = time.monotonic()
+        made: list[Outcome] = []
         rows: dict[int, list[Outcome]] = {}
         marks: dict[int, int] = {}
         carries: list[tuple[Carry, Counts]] = []
@@ -194,14 +211,17 @@ class ShardKeeper:
                 marks[item.ordinal] = item.position
             elif isinstance(item, Carry):
                 carries.append((item, self._counts.get(item.ordinal, NONE)))
-            elif (ordinal := _ordinal(item)) in self._digests:
-                before.setdefault(ordinal, self._counts.get(ordinal, NONE))
-                self._count(item)
-                rows.setdefault(ordinal, []).append(item)
-                finished += [ordinal] * isinstance(item, DocumentRow | ErrorRow)
+            else:
+                row = state_row(item, self._keeper.binding, self._counts.get(item.carry.ordinal, NONE)) if isinstance(item, Kept) else item
+                made.append(row)
+                if (ordinal := _ordinal(row)) in self._digests:
+                    before.setdefault(ordinal, self._counts.get(ordinal, NONE))
+                    self._count(row)
+                    rows.setdefault(ordinal, []).append(row)
+                    finished += [ordinal] * isinstance(row, DocumentRow | ErrorRow)
         frames = [
-            pack_rows(ordinal, self._digests[ordinal], made, before[ordinal], self._counts.get(ordinal, NONE))
-            for ordinal, made in rows.items()
+            pack_rows(ordinal, self._digests[ordinal], of_document, before[ordinal], self._counts.get(ordinal, NONE))
+            for ordinal, of_document in rows.items()
         ]
         self._record(frames + ([pack({"at": list(marks.items())})] if marks else []))
         for carry, counts in carries:
@@ -209,7 +229,9 @@ class ShardKeeper:
         for ordinal in finished:
             self._forget_document(ordinal)
         self._carried = self._carried.plus(Carried(carry_seconds=time.monotonic() - began))
-        return [item for item in news if not isinstance(item, Carry | Reached)]
+        for row in made:
+            self._note(row)
+        return made
 
     def reserve(self) -> bool:
         """Whether a carry may be made: not where it would wait for others, or could not be used."""
@@ -243,32 +265,61 @@ class ShardKeeper:
         without_text = replace(document, text=None, token_ids=None)
         for row in replay(trail, without_text):
             rows.add(row)
+            self._note(row)
             if isinstance(row, DocumentRow):
-                self._carried = self._carried.plus(Carried(kept_tokens=row.num_tokens))
+                self._carried = self._carried.plus(Carried(kept_tokens=row.num_tokens - row.continued_at))
         self._remove_files(document.ordinal)
 
+    def _note(self, row: Outcome) -> None:
+        """Count what a row says of states, where it goes to the shard's part."""
+        if isinstance(row, StateRow):
+            self._carried = self._carried.plus(Carried(states_kept=1))
+        elif isinstance(row, DocumentRow) and row.continued_at:
+            self._carried = self._carried.plus(Carried(continued_documents=1, continued_tokens=row.continued_at))
+
     def _go_on(self, document: Document, digest: str, trail: Trail, rows: Rows) -> Carry | None:
-        """The document's newest carry that is of use; what is written before it is in `rows` then."""
+        """The document's newest carry that is of use, with what is written before it in `rows`; or what an earlier run kept of it."""
         ordinal = document.ordinal
         saved, name = self._newest(Owner(self._keeper.fingerprint, self._shard, ordinal, digest), trail)
-        position = 0 if saved is None else saved.host.position
+        state = self._continue(document, digest, trail) if saved is None else None
+        position = saved.host.position if saved is not None else 0 if state is None else state.position
         again = max(self._left.reached.get(ordinal, 0) - position, 0)
         if saved is None and not again:
-            return None
+            return state
         done = Carried(resumed_documents=int(saved is not None), recomputed_tokens=again, most_recomputed_tokens=again)
-        self._carried = self._carried.plus(done).plus(Carried(kept_tokens=position))
+        kept = 0 if saved is None else position - saved.host.continued_at
+        self._carried = self._carried.plus(done).plus(Carried(kept_tokens=kept))
         self._record([pack({"resumed": asdict(done)}), pack({"at": [[ordinal, position]]})])
         if saved is None or name is None:
-            return None
+            return state
         for row in replay(trail, replace(document, text=None, token_ids=None), saved.counts):
             rows.add(row)
+            self._note(row)
         self._counts[ordinal] = saved.counts
         return Carry(ordinal, saved.host, saved.cut, lambda: self._tensors(name, saved.owner))
+
+    def _continue(self, document: Document, digest: str, trail: Trail) -> Carry | None:
+        """Where a document without a carry begins: at what an earlier run kept of it, or at its beginning."""
+        states = self._keeper.states
+        found = None if states is None else states.find(document)
+        if isinstance(found, str):
+            log.warning("%r: begins anew, as its kept state is of no use: %s", document.doc_id, found)
+            done = Carried(states_left_out=1)
+            self._carried = self._carried.plus(done)
+            self._record([pack({"resumed": asdict(done)})])
+        state = found if isinstance(found, KeptState) else None
+        base = NONE if state is None else state.counts
+        if base != trail.base:
+            self._record([pack({"begins": [document.ordinal, digest, base]})])
+        if state is None:
+            return None
+        self._counts[document.ordinal] = base
+        return Carry(document.ordinal, state.host, state.cut, state.tensors)
 
     def _newest(self, owner: Owner, trail: Trail) -> tuple[SavedCarry | None, str | None]:
         for name in reversed(self._files.get(owner.ordinal, [])):
             parsed = parse_carry(self._read(name), owner, self._keeper.layout)
-            if not isinstance(parsed, str) and any(there < needed for there, needed in zip(trail.counts, parsed[0].counts, strict=True)):
+            if not isinstance(parsed, str) and not _between(trail.base, parsed[0].counts, trail.counts):
                 parsed = "rows before it are missing"
             if not isinstance(parsed, str):
                 return parsed[0], name
@@ -346,6 +397,10 @@ class ShardKeeper:
                 remove(self._folder / name)
         if newest is not None:
             self._files[ordinal] = [newest]
+
+
+def _between(least: Counts, counts: Counts, most: Counts) -> bool:
+    return all(low <= count <= high for low, count, high in zip(least, counts, most, strict=True))
 
 
 def _ordinal(row: Outcome) -> int:

@@ -8,7 +8,7 @@ this one is on the device; results are booked later, in `HostCarry`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -16,11 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from longscan.kernels.segments import NO_LANE, TILE, Entry
-from longscan.pipeline.records import BEGINNING, Carry, Cut, Document, HostCarry, Ids, Outcome, Reached, TokenBlock
+from longscan.pipeline.records import BEGINNING, Carry, Cut, Document, HostCarry, Ids, Kept, Outcome, Prefix, Reached, TokenBlock
 from longscan.pipeline.schedule import Assignment, Candidate, plan_step, ready_tokens
 
 Offsets = npt.NDArray[np.int64]
+News = Outcome | Carry | Kept | Reached
+"""What the engine tells a caller."""
 
+NOWHERE = -1
+"""Where the state of a document is kept that is too short, or that has no safe cut."""
 NO_TOKEN = -1
 """As the token after the last: the document has ended."""
 
@@ -91,7 +95,7 @@ class Keeper(Protocol):
     def forget(self) -> None:
         """A carry that was reserved does not come."""
 
-    def keep(self, news: Sequence[Outcome | Carry | Reached]) -> list[Outcome]:
+    def keep(self, news: Sequence[News]) -> list[Outcome]:
         """Take a caller's news in their order, in the caller's thread; returns the rows among them."""
 
 
@@ -101,10 +105,12 @@ class Caller:
 
     keeper: Keeper | None = None
     documents: set[OpenDocument] = field(default_factory=set)
-    news: deque[Outcome | Carry | Reached] = field(default_factory=deque)
+    news: deque[News] = field(default_factory=deque)
     """In the order in which they came to be, for every document: a carry stands behind the rows before its position."""
     held_tokens: int = 0
     """Cut and not yet scheduled. Rows come of tokens only, so a bound on these bounds the rows of a caller that does not read."""
+    keeping: int = 0
+    """States that are copied for it and that it has not put away yet."""
     idle: bool = False
     """It waits for the engine and has nothing to bring before something changes."""
 
@@ -126,6 +132,17 @@ class OpenDocument:
     """The device's part of the carry that it goes on from, until its first entry here."""
     gone: bool = False
     """Failed, or given up by its caller: results still on their way are dropped."""
+    complete: bool = False
+    """Its last token is at hand, or was."""
+    prefix: Prefix | None = None
+    """Of a document whose state is to be kept."""
+    keep_at: int | None = None
+    """Where it is kept, once that is known: the last border of segments whose next token is settled. An entry begins there."""
+
+    @property
+    def keeps(self) -> bool:
+        """Its next entry begins where its state is to be kept."""
+        return self.keep_at is not None and self.keep_at == self.place.position and self.place.ready > 0
 
     @property
     def wants_tokens(self) -> bool:
@@ -144,6 +161,8 @@ class StepEntry:
     """What its lane must hold before it, where it does not hold it yet."""
     at_risk: int = 0
     """What its lane holds after it is wanted as a carry, the first one for so many tokens; 0: it is not."""
+    kept: Cut | None = None
+    """What its lane holds before it is to be kept; this is the last safe cut before that. None: it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +225,7 @@ class Lanes:
         spare: Iterable[int] = (),
         reset_tokens: int | None = None,
         keep_lanes: bool = False,
+        most_kept: int = 2,
     ) -> None:
         """first_lane: slot that holds the state before a document's first token; NO_LANE where that is zero. The next ones hold it for
         documents that replace 1, 2, ... tokens at the prompt's end.
@@ -213,6 +233,7 @@ class Lanes:
         spare: slots beside the lanes. Who goes on writes to one of them, and leaves its own as a spare one for the next step; where
         there is none left, it writes to its own.
         reset_tokens, keep_lanes: as `plan_step` takes them; a lane that is kept holds the document's final state after its last step.
+        most_kept: states at a time that are copied for a caller to keep; documents wait for their turn.
         """
         self.step_tokens = step_tokens
         self.segment_tokens = segment_tokens
@@ -222,6 +243,7 @@ class Lanes:
         self.constant_shape = constant_shape
         self.reset_tokens = reset_tokens
         self.keep_lanes = keep_lanes
+        self.most_kept = most_kept
         self.ready_tokens = 0
         """Tokens that could go into a step, were there room for all."""
         self.totals = StepTotals()
@@ -230,11 +252,12 @@ class Lanes:
         self._spare = list(spare)
         self._arrivals = 0
 
-    def admit(self, caller: Caller, document: Document, num_bytes: int | None) -> OpenDocument:
-        """A document with a carry goes on where that was made."""
+    def admit(self, caller: Caller, document: Document, num_bytes: int | None, prefix: Prefix | None = None) -> OpenDocument:
+        """A document with a carry goes on where that was made. One with a prefix has its state kept, if its caller keeps anything."""
         self._arrivals += 1
         place, start = Candidate(self._arrivals, last_served=self.totals.steps), document.carry
         opened = OpenDocument(caller, replace(document, carry=None), num_bytes, place)
+        opened.prefix = prefix if caller.keeper is not None else None
         if start is not None:
             opened.tokens, opened.carry, opened.load = TokenQueue(start.cut), replace(start.host), start.tensors()
             opened.saved = place.position = start.position
@@ -246,9 +269,13 @@ class Lanes:
         """Give a document its next tokens; `complete` says that there are no more."""
         before = document.tokens.held
         for block in blocks:
+            if len(block.ids) and not block.settled:
+                self._settle(document)
             document.tokens.push(block)
         document.caller.held_tokens += document.tokens.held - before
-        document.place.complete = complete
+        document.complete = complete
+        if complete:
+            self._settle(document)
         self._refresh(document)
 
     def drop(self, document: OpenDocument) -> None:
@@ -269,7 +296,7 @@ class Lanes:
     def next_step(self) -> Step | None:
         """Book the next step; None where no document can go."""
         plan = plan_step(
-            (document.place for document in self._documents.values()),
+            self._candidates(),
             self._free,
             step_tokens=self.step_tokens,
             segment_tokens=self.segment_tokens,
@@ -323,6 +350,27 @@ class Lanes:
         entries = [replace(e.entry, lane_in=places[e.entry.lane_in], lane_out=places[e.entry.lane_out]) for e in step.entries]
         return replace(step, entries=tuple(replace(e, entry=entry) for e, entry in zip(step.entries, entries, strict=True))), moved
 
+    def _settle(self, document: OpenDocument) -> None:
+        """No more tokens come that are settled: now it is known where the document's state is kept.
+
+        It has not gone past that place: a segment goes only when the token behind it is at hand.
+        """
+        if document.prefix is None or document.keep_at is not None:
+            return
+        settled = document.place.position + document.tokens.held
+        document.keep_at = max(settled - 1, 0) // self.segment_tokens * self.segment_tokens or NOWHERE
+
+    def _candidates(self) -> Iterator[Candidate]:
+        """Documents that may go; of those whose state is to be kept, as many as their callers have room for."""
+        room: dict[int, int] = {}
+        for document in self._documents.values():
+            if document.keeps:
+                left = room.setdefault(id(document.caller), self.most_kept - document.caller.keeping)
+                if left <= 0:
+                    continue
+                room[id(document.caller)] = left - 1
+            yield document.place
+
     def _takes_lane(self, a: Assignment) -> bool:
         return a.lane != NO_LANE and self._documents[a.key].place.lane == NO_LANE
 
@@ -340,6 +388,8 @@ class Lanes:
             lane_out=lane_out,
             ends=a.ends,
         )
+        kept = document.tokens.cut if document.keep_at == a.position else None
+        document.caller.keeping += kept is not None
         taken = document.tokens.take(a.num_tokens)
         document.caller.held_tokens -= a.num_tokens
         place.lane = a.lane if lane_out == NO_LANE else lane_out
@@ -350,7 +400,7 @@ class Lanes:
         if a.ends:
             del self._documents[a.key]
             self._release(document)
-        return StepEntry(document, entry, taken, load, at_risk)
+        return StepEntry(document, entry, taken, load, at_risk, kept)
 
     def _book_carry(self, document: OpenDocument) -> int:
         """Tokens since the last carry, if a new one is due where the document is now and there is room for it, else 0.
@@ -367,9 +417,12 @@ class Lanes:
         return self.first_lane if self.first_lane == NO_LANE else self.first_lane + document.carry.replaced
 
     def _refresh(self, document: OpenDocument) -> None:
-        before = document.place.ready
-        document.place.ready = ready_tokens(document.tokens.held, document.place.complete, self.segment_tokens)
-        self.ready_tokens += document.place.ready - before
+        place, before = document.place, document.place.ready
+        place.complete = document.complete
+        place.ready = ready_tokens(document.tokens.held, place.complete, self.segment_tokens)
+        if document.keep_at is not None and place.position < document.keep_at:
+            place.ready, place.complete = min(place.ready, document.keep_at - place.position), False
+        self.ready_tokens += place.ready - before
 
     def _release(self, document: OpenDocument) -> None:
         if document.place.lane != NO_LANE:

@@ -1,6 +1,6 @@
 """A run's folder: whose it is, how far it is, and the mark that it is done.
 
-OUT/documents, errors, windows, tokens      parts, whole files only
+OUT/documents, errors, windows, tokens, states   parts, whole files only
 OUT/_SUCCESS                                a summary, JSON; written last
 OUT/_run/fingerprint.json                   what the run depends on: with it, the folder is a run
 OUT/_run/plan.json                          its shards, written before it
@@ -141,8 +141,10 @@ class RunFolder:
         summary: dict[str, Any] = json.loads(read_bytes(self.place / SUCCESS) or b"{}")
         return summary
 
-    def finish(self, plan: Plan, task: TaskConfig, **more: Any) -> dict[str, Any]:
+    def finish(self, plan: Plan, task: TaskConfig, *, keep_state: bool = False, **more: Any) -> dict[str, Any]:
         """Mark the run as done, once every shard is, and return its summary. `more`: further JSON values for it.
+
+        keep_state: as `tables_of` takes it.
 
         Raises OutputError where a shard is not done, or a part of one is gone: the next start does such a shard anew.
         """
@@ -154,7 +156,7 @@ class RunFolder:
                 f"{self.place}: {len(missing)} of {len(plan.shards)} shards are not done; run the same command again, without "
                 "output.overwrite=true, to go on"
             )
-        self._check_parts(plan, task)
+        self._check_parts(plan, tables_of(task, keep_state=keep_state))
         done = [reports[shard.index] for shard in plan.shards]
         summary = {
             "fingerprint": self.fingerprint,
@@ -170,9 +172,9 @@ class RunFolder:
         atomic_write(self.place / SUCCESS, json.dumps(summary, indent=2).encode())
         return summary
 
-    def _check_parts(self, plan: Plan, task: TaskConfig) -> None:
+    def _check_parts(self, plan: Plan, tables: Sequence[str]) -> None:
         gone = []
-        for table in tables_of(task):
+        for table in tables:
             listed = set(children(self.place / table))
             # A listing may be late on an object store: only what is not there when asked for by name is gone.
             gone += [(table, s) for s in plan.shards if s.part_name not in listed and not exists(self.place / table / s.part_name)]

@@ -1,6 +1,6 @@
 """The nouns: what passes between the verbs of a document's journey, and the Arrow schemas of what is written.
 
-    Shard -> read -> Document -> tokenize -> TokenStream -> engine -> WindowRow, TokensRow, DocumentRow -> write -> ShardReport
+    Shard -> read -> Document -> tokenize -> TokenStream -> engine -> WindowRow, TokensRow, StateRow, DocumentRow -> write -> ShardReport
                   \\-> ErrorRow, from any verb, goes straight to write
 
 A row of the input is named by (shard, ordinal): the ordinal counts the shard's rows from 0, in input order.
@@ -117,6 +117,8 @@ class HostCarry:
     window_char_start: int | None = None
     replaced: int = 0
     """Tokens at the end of the prompt that the document's own stand for."""
+    continued_at: int = 0
+    """Tokens that this run has not computed: it went on from a state that an earlier run kept. No row of theirs is made."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,6 +137,25 @@ class Carry:
     @property
     def position(self) -> int:
         return self.host.position
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The beginning of a document that decides all that is kept of it: whatever follows there, its tokens stay these."""
+
+    length: int
+    """Bytes of the text: one character beyond its last safe cut. Where token ids came in, their number."""
+    sha256: str
+    """Of these bytes, in hex; of ids as little-endian int32."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """The carry that a longer document of the same beginning will go on from, in another run."""
+
+    document: Document
+    carry: Carry
+    prefix: Prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +198,14 @@ class TokenBlock:
     """Where the next block begins. None for a part of a block, and behind an EOS token that is not the text's."""
     replaced: int = 0
     """Of a document's first block: tokens at the end of the prompt that its own stand for."""
+    settled: bool = True
+    """Whatever follows the text, these stay its tokens. Known only where a stream has a prefix."""
 
     def part(self, start: int, stop: int) -> TokenBlock:
         """The tokens from `start` to `stop`."""
         starts = None if self.char_starts is None else self.char_starts[start:stop]
         ends = None if self.char_ends is None else self.char_ends[start:stop]
-        return TokenBlock(self.ids[start:stop], starts, ends, self.end if stop == len(self.ids) else None)
+        return TokenBlock(self.ids[start:stop], starts, ends, self.end if stop == len(self.ids) else None, settled=self.settled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +217,8 @@ class TokenStream:
     num_bytes: int | None
     """UTF-8 bytes of the text; None where token ids came in."""
     estimated_tokens: int
+    prefix: Prefix | None = None
+    """What the document's blocks that are settled depend on, where its state is to be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +252,8 @@ class DocumentRow:
     state_norm_mean: float | None = None
     logits: Mapping[str, npt.NDArray[np.float32]] | None = None
     """Head -> [labels]; None for a document of no tokens."""
+    continued_at: int = 0
+    """As the carry has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +302,21 @@ class ErrorRow:
     message: str
 
 
-Outcome = DocumentRow | WindowRow | PositionRow | TokensRow | ErrorRow
+@dataclass(frozen=True, slots=True)
+class StateRow:
+    """What a longer document of the same beginning goes on from."""
+
+    document: Document
+    position: int
+    """Tokens before it."""
+    prefix_length: int
+    prefix_sha256: str
+    """As the Prefix has them."""
+    state: npt.NDArray[np.uint8]
+    """A carry, in the form of its file (`carry.save_carry`)."""
+
+
+Outcome = DocumentRow | WindowRow | PositionRow | TokensRow | StateRow | ErrorRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +334,12 @@ class Carried:
     carries_written: int = 0
     carry_seconds: float = 0.0
     """That its thread spent on keeping rows and handing over carries; writing carries waits for nobody."""
+    continued_documents: int = 0
+    """Documents that went on from a state of an earlier run, and the tokens before these."""
+    continued_tokens: int = 0
+    states_kept: int = 0
+    states_left_out: int = 0
+    """States of documents that could not go on from them; by all attempts."""
 
     def plus(self, other: Carried) -> Carried:
         total = Carried(*(mine + others for mine, others in zip(astuple(self), astuple(other), strict=True)))
@@ -342,7 +389,10 @@ def positions_schema(heads: Sequence[HeadShape]) -> pa.Schema:
     return pa.schema([*fields, pa.field("position", pa.int64(), nullable=False), pa.field("token", pa.int64()), *head_fields(heads)])
 
 
-def documents_schema(task: TaskConfig, width: int, passthrough: pa.Schema, heads: Sequence[HeadShape] = ()) -> pa.Schema:
+def documents_schema(
+    task: TaskConfig, width: int, passthrough: pa.Schema, heads: Sequence[HeadShape] = (), *, continued: bool = False
+) -> pa.Schema:
+    """continued: documents may go on from states of an earlier run, and each says where."""
     fields = [pa.field("doc_id", pa.string(), nullable=False), pa.field("num_tokens", pa.int64(), nullable=False)]
     fields += [pa.field(f.name, f.type, f.nullable, f.metadata) for f in passthrough]
     fields += [pa.field(column, vector_type(task, width)) for column in embedding_columns(task).values()]
@@ -357,6 +407,8 @@ def documents_schema(task: TaskConfig, width: int, passthrough: pa.Schema, heads
         ]
     if task.state_norm:
         fields += [pa.field("state_norm_max", pa.float64()), pa.field("state_norm_mean", pa.float64())]
+    if continued:
+        fields.append(pa.field("continued_at", pa.int64(), nullable=False))
     return pa.schema(fields)
 
 
@@ -395,6 +447,16 @@ TOKENS_SCHEMA = pa.schema(
         pa.field("token_start", pa.int64(), nullable=False),
         pa.field("token_ids", pa.list_(pa.int32()), nullable=False),
         pa.field("logprobs", pa.list_(pa.float32()), nullable=False),
+    ]
+)
+
+STATES_SCHEMA = pa.schema(
+    [
+        pa.field("doc_id", pa.string(), nullable=False),
+        pa.field("position", pa.int64(), nullable=False),
+        pa.field("prefix_length", pa.int64(), nullable=False),
+        pa.field("prefix_sha256", pa.string(), nullable=False),
+        pa.field("state", pa.large_binary(), nullable=False),
     ]
 )
 

@@ -9,30 +9,33 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from longscan.pipeline.frames import Buffer, pack
-from longscan.pipeline.records import Document, DocumentRow, ErrorRow, Outcome, PositionRow, TokensRow, WindowRow
+from longscan.pipeline.records import Document, DocumentRow, ErrorRow, Outcome, PositionRow, StateRow, TokensRow, WindowRow
 
 KINDS: Mapping[str, type[Outcome]] = {
     "window": WindowRow,
     "tokens": TokensRow,
     "position": PositionRow,
+    "state": StateRow,
     "document": DocumentRow,
     "error": ErrorRow,
 }
 
-Counts = tuple[int, int, int]
-"""Of a document: windows, tokens in tokens/, positions; of each the first ones, none left out."""
-NONE: Counts = (0, 0, 0)
+Counts = tuple[int, int, int, int]
+"""Of a document: windows, tokens in tokens/, positions, states; of each the first ones, none left out."""
+NONE: Counts = (0, 0, 0, 0)
 
 
 def after_row(counts: Counts, row: Outcome) -> Counts | None:
     """The counts with this row, which ends no document; None where it is not the next of its kind."""
-    windows, tokens, positions = counts
+    windows, tokens, positions, states = counts
     if isinstance(row, WindowRow):
-        return (windows + 1, tokens, positions) if row.window_index == windows else None
+        return (windows + 1, tokens, positions, states) if row.window_index == windows else None
     if isinstance(row, TokensRow):
-        return (windows, tokens + len(row.token_ids), positions) if row.token_start == tokens else None
+        return (windows, tokens + len(row.token_ids), positions, states) if row.token_start == tokens else None
     if isinstance(row, PositionRow):
-        return (windows, tokens, positions + 1) if row.index == positions else None
+        return (windows, tokens, positions + 1, states) if row.index == positions else None
+    if isinstance(row, StateRow):
+        return (windows, tokens, positions, 1) if not states else None
     return counts
 
 

@@ -45,6 +45,8 @@ class EntryResult:
     """[layers, ...]: norms of the parts of the final state, for an entry that ends its document, where they are asked for."""
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """What the entry's lane holds after it, where that is wanted as a carry."""
+    before: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """What it held before it, where that is to be kept."""
 
 
 def error_row(document: Document, error: DocumentError) -> ErrorRow:
@@ -159,7 +161,8 @@ class RowMaker:
 
     def _document_row(self, document: Document, carry: HostCarry, result: EntryResult, num_bytes: int | None) -> DocumentRow:
         poolings = self.task.embedding.poolings if self.task.embeds else []
-        row = DocumentRow(document, carry.position, {pooling: result.vectors.get(pooling) for pooling in poolings})
+        vectors = {pooling: result.vectors.get(pooling) for pooling in poolings}
+        row = DocumentRow(document, carry.position, vectors, continued_at=carry.continued_at)
         if result.state_norms is not None:
             norms = np.sqrt(np.square(result.state_norms).reshape(len(result.state_norms), -1).sum(axis=1))
             row = replace(row, state_norm_max=float(norms.max()), state_norm_mean=float(norms.mean()))

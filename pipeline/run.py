@@ -21,7 +21,7 @@ from longscan.pipeline.dryrun import Estimate, estimate, measure_speed
 from longscan.pipeline.duplicates import find_duplicates
 from longscan.pipeline.errors import OutputError, Stopped, TooManyErrors, again
 from longscan.pipeline.find import find_files
-from longscan.pipeline.fingerprint import provenance, run_facts
+from longscan.pipeline.fingerprint import fingerprint, provenance, run_facts
 from longscan.pipeline.lengths import find_long
 from longscan.pipeline.metrics import Metrics
 from longscan.pipeline.model import Mamba2Geometry, check_weights, read_geometry
@@ -33,6 +33,7 @@ from longscan.pipeline.recipe import read_recipe, settle
 from longscan.pipeline.records import ShardReport
 from longscan.pipeline.resolve import Choice, Sizes, choose, choose_sizes, choose_spans, look_at_device, model_facts, pinned, tokenizer_of
 from longscan.pipeline.scan import Scan, scan
+from longscan.pipeline.states import check_bound, check_keeps, earlier_run
 from longscan.pipeline.storage import locate
 from longscan.pipeline.worker import SHARDS_AT_ONCE, Chain, EngineBuilder, Job, Result, Worker
 from longscan.pipeline.write import check_passthrough
@@ -89,8 +90,10 @@ def run(config: JobConfig, *, build: EngineBuilder | None = None) -> dict[str, A
 
 def prepare(config: JobConfig) -> Prepared:
     """Find the input and the model and settle what will run; nothing is written. `config.cluster.mode` is no longer auto then."""
-    check_passthrough(config.task, list(config.input.passthrough))
+    continued = config.input.state_path is not None
+    check_passthrough(config.task, list(config.input.passthrough), continued=continued)
     output = locate(config.output.path, OutputError)
+    earlier = earlier_run(config)
     scanned = scan(find_files(config.input.path, exclude=output), config.input)
     config, model = pinned(config)
     folder = model.folder
@@ -106,14 +109,21 @@ def prepare(config: JobConfig) -> Prepared:
     config, workers = _settle_cluster(config, tokens)
     device = cluster.on_a_worker(config, workers.gpus, look_at_device, workers.gpus > 0)
     choice = choose(config, folder, geometry, tokenizer, device)
+    if config.output.keep_state:
+        check_keeps(tokenizer, geometry)
+    if earlier is not None and config.engine.spans == "auto":
+        config = replace(config, engine=replace(config.engine, spans=earlier["engine"]["span_tiles"] is not None))
     spans = choose_spans(config, geometry, choice, device, whole.num_rows // workers.most)
     choice = replace(choice, span_tiles=spans)
-    check_passthrough(config.task, list(config.input.passthrough), choice.heads)
+    check_passthrough(config.task, list(config.input.passthrough), choice.heads, continued=continued)
     settled = replace(config, model=replace(config.model, dtype=choice.dtype, add_bos=choice.context_id is not None))
     # What was found fastest on a GPU can change the last bits.
     versions = {"longscan": version("longscan"), **({"tuning": tuning.version()} if choice.backend == "cutile" else {})}
     model_of = model_facts(config, choice, tokenizer)
-    facts = run_facts(settled, scanned.files, model=model_of, backend=choice.backend, span_tiles=spans, versions=versions)
+    states = None if earlier is None else fingerprint(earlier)
+    facts = run_facts(settled, scanned.files, model=model_of, backend=choice.backend, span_tiles=spans, versions=versions, states=states)
+    if earlier is not None:
+        check_bound(earlier, facts)
     sizes = choose_sizes(config, geometry, device, tokens, workers.most, choice.context_slots)
     return Prepared(config, scanned, geometry, choice, sizes, facts, workers)
 
@@ -150,7 +160,8 @@ def _dry_run(prepared: Prepared) -> Estimate:
     asked = (prepared.sizes.step_tokens, config.engine.segment_tokens, workers.cores, config.task.scores)
     speed = cluster.on_a_worker(config, workers.gpus, measure_speed, *model, *asked)
     plan, segment = _plan(prepared), config.engine.segment_tokens
-    return estimate(prepared.geometry, choice, prepared.sizes, plan, workers.most, speed, segment_tokens=segment)
+    keep = config.output.keep_state
+    return estimate(prepared.geometry, choice, prepared.sizes, plan, workers.most, speed, segment_tokens=segment, keep_state=keep)
 
 
 def _work(prepared: Prepared, output: RunFolder, build: EngineBuilder | None) -> dict[str, Any]:
@@ -178,7 +189,8 @@ def _work(prepared: Prepared, output: RunFolder, build: EngineBuilder | None) ->
     if failed:
         raise Stopped(f"{len(failed)} of {len(plan.shards)} shards failed, the first of them shard {failed[0].index}: {failed[0].error}")
     _warn_of_length(prepared, output, plan)
-    return output.finish(plan, config.task, duplicate_ids=_warn_of_duplicates(config, output, plan), seconds=seconds)
+    duplicates = _warn_of_duplicates(config, output, plan)
+    return output.finish(plan, config.task, keep_state=config.output.keep_state, duplicate_ids=duplicates, seconds=seconds)
 
 
 def _sizes(plan: Plan, config: JobConfig) -> Sizes:

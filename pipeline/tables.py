@@ -27,7 +27,12 @@ class PartFile:
         self._sink = pa.OSFile(path, "wb")
         try:
             self._writer = pq.ParquetWriter(
-                self._sink, schema, compression="zstd", use_dictionary=_repetitive(schema), write_page_checksum=True
+                self._sink,
+                schema,
+                compression=_compression(schema),
+                use_dictionary=_repetitive(schema),
+                write_statistics=not _opaque(schema),
+                write_page_checksum=True,
             )
         except BaseException:  # a full disk refuses the first bytes
             self._discard()
@@ -165,6 +170,16 @@ def _runs(places: list[_Place]) -> Iterator[pa.RecordBatch]:
         if after is None or after.batch is not place.batch or after.row != place.row + 1:
             yield place.batch.slice(places[start].row, i + 1 - start)
             start = i + 1
+
+
+def _opaque(schema: pa.Schema) -> list[str]:
+    """Columns of states: megabytes of floats in a value, which neither shrink nor have a least and a largest worth knowing."""
+    return [field.name for field in schema if pa.types.is_large_binary(field.type)]
+
+
+def _compression(schema: pa.Schema) -> str | dict[str, str]:
+    opaque = _opaque(schema)
+    return {name: "none" if name in opaque else "zstd" for name in schema.names} if opaque else "zstd"
 
 
 def _repetitive(schema: pa.Schema) -> list[str]:

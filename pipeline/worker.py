@@ -31,6 +31,7 @@ from longscan.pipeline.model import load_model
 from longscan.pipeline.read import Reader
 from longscan.pipeline.records import Shard, ShardReport, has_windows
 from longscan.pipeline.resolve import Choice, Sizes, tokenizer_folder
+from longscan.pipeline.states import KeptStates, binding
 from longscan.pipeline.storage import locate
 from longscan.pipeline.suspects import History, Turns, Unfit, process_carefully
 from longscan.pipeline.tokenize import DocumentTokenizer, load_tokenizer
@@ -127,6 +128,7 @@ class Worker:
                 append_eos=config.model.append_eos,
                 prompt=choice.prompt,
                 meter=meter,
+                prefix_beyond=config.engine.segment_tokens if config.output.keep_state else None,
             ),
             engine=engine,
             writer=Writer(
@@ -138,13 +140,10 @@ class Worker:
                 resets=config.engine.reset_tokens is not None,
                 start=job.start,
                 heads=choice.heads,
+                keep_state=config.output.keep_state,
+                continued=config.input.state_path is not None,
             ),
-            keeper=Keeper(
-                self.output,
-                job.provenance.get("fingerprint", ""),
-                engine.carry_layout,
-                checkpoint_tokens=config.engine.checkpoint_tokens,
-            ),
+            keeper=self._keeper(job, engine),
             meter=meter,
         )
         self._job = job
@@ -154,6 +153,19 @@ class Worker:
         self._began = time.monotonic()
         self._told = Usage()
         self._telling = threading.Lock()
+
+    def _keeper(self, job: Job, engine: Engine) -> Keeper:
+        config, layout = job.config, engine.carry_layout
+        path = config.input.state_path
+        bound_to = binding(job.provenance) if path is not None or config.output.keep_state else ""
+        return Keeper(
+            self.output,
+            job.provenance.get("fingerprint", ""),
+            layout,
+            checkpoint_tokens=config.engine.checkpoint_tokens,
+            binding=bound_to,
+            states=None if path is None else KeptStates(locate(path), bound_to, layout),
+        )
 
     def __enter__(self) -> Worker:
         return self

@@ -19,13 +19,14 @@ from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
-from longscan.pipeline.batches import Convert, documents_batch, errors_batch, positions_batch, tokens_batch, windows_batch
+from longscan.pipeline.batches import Convert, documents_batch, errors_batch, positions_batch, states_batch, tokens_batch, windows_batch
 from longscan.pipeline.config import TaskConfig
 from longscan.pipeline.errors import ConfigError, OutputError
 from longscan.pipeline.gate import gate
 from longscan.pipeline.ledger import RUN, begin_attempt, check_newest, write_report
 from longscan.pipeline.records import (
     ERRORS_SCHEMA,
+    STATES_SCHEMA,
     TOKENS_SCHEMA,
     Carried,
     DocumentRow,
@@ -35,6 +36,7 @@ from longscan.pipeline.records import (
     PositionRow,
     Shard,
     ShardReport,
+    StateRow,
     TokensRow,
     WindowRow,
     documents_schema,
@@ -48,16 +50,17 @@ from longscan.pipeline.tables import ArrivalTable, OrderedTable
 FOOTER_KEY = b"longscan"
 """Key of the provenance, JSON, in the footer of every file."""
 
-TABLES = ("windows", "tokens", "positions", "errors", "documents")
+TABLES = ("states", "windows", "tokens", "positions", "errors", "documents")
 """In the order of commit."""
 
 NO_PASSTHROUGH = pa.schema([])
 NOT_CARRIED = Carried()
 
 
-def tables_of(task: TaskConfig) -> tuple[str, ...]:
+def tables_of(task: TaskConfig, *, keep_state: bool = False) -> tuple[str, ...]:
     """The tables that a task writes, in the order of commit."""
     absent = {
+        "states": not keep_state,
         "windows": not has_windows(task),
         "tokens": not (task.scores and task.score.per_token),
         "positions": task.classifies != "positions",
@@ -65,9 +68,9 @@ def tables_of(task: TaskConfig) -> tuple[str, ...]:
     return tuple(name for name in TABLES if not absent.get(name))
 
 
-def check_passthrough(task: TaskConfig, names: list[str], heads: Sequence[HeadShape] = ()) -> None:
+def check_passthrough(task: TaskConfig, names: list[str], heads: Sequence[HeadShape] = (), *, continued: bool = False) -> None:
     """Raise ConfigError where passthrough columns would stand in documents/ under a name that is taken."""
-    taken = documents_schema(task, 1, NO_PASSTHROUGH, heads).names
+    taken = documents_schema(task, 1, NO_PASSTHROUGH, heads, continued=continued).names
     wrong = sorted({name for name in names if name in taken or names.count(name) > 1})
     if wrong:
         raise ConfigError(
@@ -90,27 +93,31 @@ class Writer:
         resets: bool = False,
         start: int = 0,
         heads: Sequence[HeadShape] = (),
+        keep_state: bool = False,
+        continued: bool = False,
     ) -> None:
         """
         width: of the model's hidden states. passthrough: the plan's schema of the passthrough columns.
         provenance: JSON values for the footers; nothing that differs between two equal runs.
         start: number of the run's start; nothing is committed any more once there is a newer one. 0 where none is known.
         resets: as `windows_schema` takes it. heads: of a task that classifies.
+        keep_state: there are rows of states. continued: as `documents_schema` takes it.
         """
-        check_passthrough(task, passthrough.names, heads)
+        check_passthrough(task, passthrough.names, heads, continued=continued)
         self.output = output
         self.start = start
         self.task = task
         self.heads = tuple(heads)
         footer = {FOOTER_KEY: json.dumps(provenance or {}, sort_keys=True, separators=(",", ":")).encode()}
         schemas = {
-            "documents": documents_schema(task, width, passthrough, heads),
+            "documents": documents_schema(task, width, passthrough, heads, continued=continued),
+            "states": STATES_SCHEMA,
             "errors": ERRORS_SCHEMA,
             "windows": windows_schema(task, width, resets=resets),
             "tokens": TOKENS_SCHEMA,
             "positions": positions_schema(heads),
         }
-        self.schemas: dict[str, pa.Schema] = {name: schemas[name].with_metadata(footer) for name in tables_of(task)}
+        self.schemas: dict[str, pa.Schema] = {name: schemas[name].with_metadata(footer) for name in tables_of(task, keep_state=keep_state)}
 
     def open(self, shard: Shard, attempt: int | None = None) -> PartWriter:
         """Begin to write `shard`. attempt: its number, where the caller has begun it already (`ledger.begin_attempt`)."""
@@ -174,6 +181,8 @@ class PartWriter:
                 self._arrivals["positions"].add(outcome)
             case TokensRow():
                 self._arrivals["tokens"].add(outcome)
+            case StateRow():
+                self._arrivals["states"].add(outcome)
 
     def commit(self, carried: Carried = NOT_CARRIED) -> ShardReport:
         """Make the shard's files visible and the shard done; `carried` is for its report.
@@ -218,6 +227,7 @@ class PartWriter:
             "windows": partial(windows_batch, task=writer.task, schema=writer.schemas.get("windows")),
             "errors": errors_batch,
             "tokens": tokens_batch,
+            "states": states_batch,
             "positions": partial(positions_batch, schema=writer.schemas.get("positions"), heads=writer.heads),
         }
         for name, schema in writer.schemas.items():

@@ -81,7 +81,7 @@ class EosBlocks(Iterator[TokenBlock]):
         if not self._end.token:
             raise StopIteration
         chars = np.array([self._end.char], dtype=np.int64) if self._with_offsets else None
-        return TokenBlock(np.array([self._eos_id], dtype=np.int32), chars, chars)
+        return TokenBlock(np.array([self._eos_id], dtype=np.int32), chars, chars, settled=False)
 
     def close(self) -> None:
         self._done = True

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 
 from longscan.pipeline.errors import ConfigError, DocumentError
 from longscan.pipeline.meter import Meter, MeteredExecutor
 from longscan.pipeline.records import BEGINNING, Document, ErrorRow, TokenBlock, TokenStream
 from longscan.pipeline.tokenize.blocks import EosBlocks, LaterBlocks, batch_blocks, checked_ids, close_iterator, encode_batch, id_blocks
+from longscan.pipeline.tokenize.prefix import prefix_of_ids, prefix_of_text
 from longscan.pipeline.tokenize.prompt import Prompt
-from longscan.pipeline.tokenize.texts import PIECE_BYTES, TextBlocks
+from longscan.pipeline.tokenize.texts import PIECE_BYTES, TextBlocks, last_cut
 from longscan.pipeline.tokenize.tokenizer import TextTokenizer
 
 BYTES_A_TOKEN = 4
@@ -41,11 +43,14 @@ class DocumentTokenizer:
         piece_bytes: int = PIECE_BYTES,
         prompt: Prompt | None = None,
         meter: Meter | None = None,
+        prefix_beyond: int | None = None,
     ) -> None:
         """tokenizer: None where documents bring token ids. vocab_size: the model's, for those ids.
 
         with_offsets: blocks say where in the text their tokens stand. append_eos: after a document's last token; a document
         without tokens stays so. prompt: comes before every text, and is in no block. meter: charged with the stage tokenize.
+        prefix_beyond: streams of documents of more bytes of text than this, or ids, have a prefix, and blocks say what is settled; None:
+        none have.
 
         Raises ConfigError where there is no EOS token to append.
         """
@@ -56,6 +61,7 @@ class DocumentTokenizer:
         self._prompt = prompt
         self._tokenizer, self._vocab_size, self._workers = tokenizer, vocab_size, workers
         self._with_offsets, self.piece_bytes = with_offsets, piece_bytes
+        self._prefix_beyond = prefix_beyond
         self.meter = meter or Meter()
         # Threads of our own instead of the library's: as many as asked for, and each takes what is next when it is free.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -93,9 +99,12 @@ class DocumentTokenizer:
         start = BEGINNING if document.carry is None else document.carry.cut
         if document.token_ids is not None:
             ids = checked_ids(document.token_ids, self._vocab_size)
-            return TokenStream(document, self._dressed(id_blocks(ids, start.token), document, with_offsets=False), None, len(ids))
+            dressed = self._dressed(id_blocks(ids, start.token), document, with_offsets=False)
+            return TokenStream(document, dressed, None, len(ids), prefix_of_ids(ids) if self._has_prefix(len(ids)) else None)
+        text = text_of(document)
+        settled = last_cut(text, self._text_tokenizer.cuts) if self._has_prefix(text.nbytes) else None
         blocks = TextBlocks(
-            text_of(document),
+            text,
             self._text_tokenizer,
             self._executor,
             ahead=self._workers + 1,
@@ -103,8 +112,10 @@ class DocumentTokenizer:
             piece_bytes=self.piece_bytes,
             with_offsets=self._with_offsets,
             prompt=self._prompt,
+            settled=settled,
         )
-        return self._text_stream(document, self._dressed(blocks, document, with_offsets=self._with_offsets))
+        stream = self._text_stream(document, self._dressed(blocks, document, with_offsets=self._with_offsets))
+        return replace(stream, prefix=prefix_of_text(text, settled)) if settled else stream
 
     def short_streams(self, documents: list[Document]) -> list[TokenStream]:
         """The same for several documents of little text, tokenized in one call."""
@@ -115,6 +126,15 @@ class DocumentTokenizer:
             blocks = batch_blocks(batch, index, text.nbytes)
             streams.append(self._text_stream(document, self._dressed(blocks, document, with_offsets=self._with_offsets)))
         return streams
+
+    def has_company(self, document: Document) -> bool:
+        """Its text is short, and may wait for others to be tokenized with."""
+        if document.text is None or document.carry is not None or self._has_prefix(document.text.nbytes):
+            return False
+        return document.text.nbytes <= self.piece_bytes // SHORT_SHARE
+
+    def _has_prefix(self, length: int) -> bool:
+        return self._prefix_beyond is not None and length > self._prefix_beyond
 
     @property
     def _text_tokenizer(self) -> TextTokenizer:
@@ -172,11 +192,11 @@ class Ahead:
                 self._exhausted = True
             elif isinstance(document, ErrorRow):
                 self._add([document])
-            elif document.text is None or document.carry is not None or document.text.nbytes > self._tokenizer.piece_bytes // SHORT_SHARE:
+            elif not self._tokenizer.has_company(document):
                 self._add([self._stream(document)])
             else:
                 self._short.append(document)
-                self._short_bytes += document.text.nbytes
+                self._short_bytes += text_of(document).nbytes
                 if self._short_bytes >= self._tokenizer.piece_bytes:
                     self._add([])
         self._add([])

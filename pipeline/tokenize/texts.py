@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 
 import numpy as np
 from longscan.pipeline.errors import DocumentError
@@ -61,6 +62,21 @@ def _find_forward(text: memoryview, low: int, cuts: Cuts) -> int:
         low = _character_start(text, high - 1)  # the next window begins with the last character of this one
 
 
+def last_cut(text: memoryview, cuts: Cuts) -> int:
+    """The last place in the text, in bytes, where it may be cut whatever follows the text; 0 where there is none."""
+    high, window = len(text), BACKWARD_WINDOWS[0]
+    while high and cuts.reason is None:
+        low = _character_start(text, max(0, high - window))
+        found = cuts.last(seen := str(text[low:high], "utf-8"))
+        if found is not None:
+            return low + len(seen[:found].encode())
+        if low == 0:
+            break
+        high = low + len(seen[0].encode())  # the next window ends with the first character of this one
+        window = min(2 * window, FORWARD_WINDOW)
+    return 0
+
+
 def _character_start(text: memoryview, at: int) -> int:
     """The start of the character that the byte belongs to."""
     while at > 0 and text[at] & CONTINUATION_MASK == CONTINUATION:
@@ -85,8 +101,11 @@ class TextBlocks(Iterator[TokenBlock]):
         piece_bytes: int = PIECE_BYTES,
         with_offsets: bool = False,
         prompt: Prompt | None = None,
+        settled: int | None = None,
     ) -> None:
+        """settled: the last safe cut, as `last_cut` gives it, where blocks are to say what lies before it."""
         self._prompt = prompt
+        self._settled = settled
         self._text = text.cast("B")
         self._tokenizer, self._executor = tokenizer, executor
         self._ahead, self._piece_bytes, self._with_offsets = ahead, piece_bytes, with_offsets
@@ -102,7 +121,8 @@ class TextBlocks(Iterator[TokenBlock]):
         end, piece = self._pieces.popleft()
         tokens, chars = piece.result()
         start, self._at = self._at, Cut(end, self._at.char + chars, self._at.token + len(tokens.ids))
-        return block_of(tokens, start, self._at)
+        block = block_of(tokens, start, self._at)
+        return block if self._settled is None or end <= self._settled else replace(block, settled=False)
 
     def close(self) -> None:
         """Nothing more will be asked for."""
@@ -114,7 +134,7 @@ class TextBlocks(Iterator[TokenBlock]):
     def _submit(self) -> None:
         while len(self._pieces) < self._ahead and self._next_byte < len(self._text):
             start = self._next_byte
-            end = find_cut(self._text, start, self._tokenizer.cuts, self._piece_bytes)
+            end = self._piece_end(start)
             if end - start > LONG_STRETCH:
                 logger.warning(
                     "%d MiB of a text are tokenized at once and take some %d MiB of memory: there is no place from byte %d to %d "
@@ -130,6 +150,11 @@ class TextBlocks(Iterator[TokenBlock]):
             self._next_byte = end
         if self._next_byte >= len(self._text):
             self._end()
+
+    def _piece_end(self, start: int) -> int:
+        if self._settled and start >= self._settled:
+            return len(self._text)
+        return find_cut(self._text[: self._settled or None], start, self._tokenizer.cuts, self._piece_bytes)
 
     def _end(self) -> None:
         """Let go of the text; pieces under way hold their own part."""

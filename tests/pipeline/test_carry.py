@@ -168,10 +168,10 @@ CARRY = Carry(7, HostCarry(128, -1.25, -3.0, -0.1, 5, 1), Cut(300, 290, 100), la
 
 
 def test_a_carry_comes_back_as_it_was() -> None:
-    parsed = parse_carry(save_carry(CARRY, OWNER, (1, 128, 0)), OWNER, LAYOUT)
+    parsed = parse_carry(save_carry(CARRY, OWNER, (1, 128, 0, 0)), OWNER, LAYOUT)
     assert not isinstance(parsed, str)
     saved, tensors = parsed
-    assert (saved.owner, saved.host, saved.cut, saved.counts) == (OWNER, CARRY.host, CARRY.cut, (1, 128, 0))
+    assert (saved.owner, saved.host, saved.cut, saved.counts) == (OWNER, CARRY.host, CARRY.cut, (1, 128, 0, 0))
     assert all(torch.equal(tensors[name], tensor) and tensors[name].dtype == tensor.dtype for name, tensor in TENSORS.items())
 
 
