@@ -69,7 +69,9 @@ def binding(facts: Mapping[str, Any]) -> str:
 
 def state_row(kept: Kept, bound_to: str, counts: Counts) -> StateRow:
     """counts: what the document's rows before it count up to."""
-    frame = save_carry(kept.carry, Owner(bound_to, NO_ROW, NO_ROW, kept.prefix.sha256), counts)
+    # As if the document had come so far in one go: of equal prefixes, all runs keep the same.
+    carry = replace(kept.carry, host=replace(kept.carry.host, continued_at=0))
+    frame = save_carry(carry, Owner(bound_to, NO_ROW, NO_ROW, kept.prefix.sha256), counts)
     state = np.frombuffer(frame, np.uint8)
     return StateRow(kept.document, kept.carry.position, kept.prefix.length, kept.prefix.sha256, state)
 

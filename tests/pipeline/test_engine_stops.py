@@ -302,4 +302,4 @@ def test_a_document_that_is_finished_has_all_its_rows(place: Place) -> None:
     found = run(place, VARIANTS[0], [14])
     kinds = [kind for kind, _ in found[14]]
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {"document": 1, "window": 7, "tokens": 11}
-    assert DocumentRow.__slots__[-1] == "logits", "printed() tells every field"
+    assert DocumentRow.__slots__[-1] == "continued_at", "printed() tells every field"
