@@ -20,7 +20,7 @@ from longscan.pipeline.errors import OutputError
 from longscan.pipeline.lock import RunLock
 from longscan.pipeline.storage import atomic_write, children, commit_file, create_exclusive, exists, locate, read_bytes, remove
 from starts import DIE, Starts
-from tiny_jobs import same_tables, texts, words, write_input
+from tiny_jobs import same_tables, table, texts, words, write_input
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the client's libraries
 
@@ -138,6 +138,28 @@ def undisturbed(starts: Starts, job: list[str], tmp_path_factory: pytest.TempPat
     ended = starts.start([*job, f"output.path={out}"])
     assert ended.code == 0, ended.said
     return out
+
+
+def test_states_are_kept_and_gone_on_from(store: s3fs.S3FileSystem, starts: Starts, tmp_path: Path) -> None:
+    model = tiny_checkpoint(tmp_path / "model", tokenizer=True)
+    names = [f"document {n}" for n in range(3)]
+    text = [f"{n} " + " ".join(texts(3 + n, seed=n)) for n in range(3)]
+    command = ["task=embed", "input.id_column=name", "output.keep_state=true", "cluster=inprocess"]
+    first = write_input(tmp_path / "in0.parquet", [part[: 2 * len(part) // 3] for part in text], name=names)
+    second = write_input(tmp_path / "in1.parquet", text, name=names)
+    kept, grown = f"s3://{BUCKET}/kept", f"s3://{BUCKET}/grown"
+    ended = starts.start(words(model, first, kept, *command))
+    assert ended.code == 0, ended.said
+    ended = starts.start(words(model, second, grown, *command, f"input.state_path={kept}"))
+    assert ended.code == 0, ended.said
+    whole = starts.start(words(model, second, tmp_path / "whole", *command))
+    assert whole.code == 0, whole.said
+    out = fetched(store, "grown", tmp_path / "out")
+    documents = table(out, "documents")
+    assert documents.drop_columns(["continued_at"]).equals(table(tmp_path / "whole", "documents"))
+    assert all(at > 0 for at in documents["continued_at"].to_pylist())
+    for path in out.rglob("*"):
+        assert path.is_dir() or SECRET.encode() not in path.read_bytes()
 
 
 @pytest.mark.parametrize("crash", CRASHES.values(), ids=CRASHES.keys())

@@ -15,6 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from fakes import tiny_checkpoint
 from longscan.jobs.run import main
+from longscan.pipeline.tokenize.cuts import Cuts
+from longscan.pipeline.tokenize.texts import last_cut
 from stopping import Stop, carries, stopped
 from threads import torch_threads
 from tiny_jobs import rows, success, table, texts, words, write_input
@@ -143,9 +145,18 @@ def copied(output: Path, folder: Path) -> Path:
     return folder / "kept"
 
 
-@pytest.mark.parametrize("crash", [False, True], ids=["sigterm", "crash"])
-def test_a_run_that_goes_on_from_states_is_stopped_anywhere_and_goes_on(crash: bool, model: Path, tmp_path: Path) -> None:
-    """In one shard, so that rows of several documents are in its journal."""
+def halfway(text: memoryview, cuts: Cuts) -> int:
+    """A safe cut, as if there were none in the text's second half."""
+    return last_cut(text[: text.nbytes // 2], cuts)
+
+
+@pytest.mark.parametrize(("crash", "early"), [(False, False), (True, False), (True, True)], ids=["sigterm", "crash", "behind"])
+def test_a_run_that_goes_on_from_states_is_stopped_anywhere_and_goes_on(
+    crash: bool, early: bool, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one shard, so that rows of several documents are in its journal. Texts that can be cut early alone have carries behind that."""
+    if early:
+        monkeypatch.setattr("longscan.pipeline.tokenize.documents.last_cut", halfway)
     task, more = "everything", ("output.keep_state=true", "engine.checkpoint_tokens=64", "output.shard_tokens=100000")
     before = [" ".join(texts(n, seed=n)) for n in (12, 1, 8, 5)]
     after = [text + " " + " ".join(texts(30 - 5 * n, seed=10 + n)) for n, text in enumerate(before)]
@@ -153,7 +164,7 @@ def test_a_run_that_goes_on_from_states_is_stopped_anywhere_and_goes_on(crash: b
     source = write(tmp_path / "in1" / "in.parquet", after)
     whole = run(model, source, tmp_path / "whole", task, *more)
     command = job(model, source, tmp_path / "out", task, *more, f"input.state_path={kept}")
-    chance = random.Random(f"{crash}")
+    chance = random.Random(f"{crash} {early}")
     stops = 0
     for _ in range(4):
         if stopped(command, chance.randrange(100, 2500), crash=crash) < 0:

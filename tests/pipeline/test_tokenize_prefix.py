@@ -70,6 +70,25 @@ def test_settled_tokens_are_those_of_every_longer_text(name: str, tokenizers: di
             assert ids_of(list(rest.blocks)) == whole[position:]
 
 
+@pytest.mark.parametrize("name", PROVEN)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(grown=grown_texts, kept=st.integers(0, 40))
+def test_a_text_that_is_taken_for_the_same_has_the_same_settled_tokens(
+    name: str, tokenizers: dict[str, DocumentTokenizer], grown: tuple[str, str], kept: int
+) -> None:
+    """Where the old one's end was changed, too: as near to its last cut as can be, and anywhere."""
+    text, more = grown
+    stream = tokenizers[name].stream(of(text))
+    assume(stream.prefix is not None)
+    assert stream.prefix is not None
+    settled = ids_of([block for block in stream.blocks if block.settled])
+    cut = len(text.encode()[: last_cut(text.encode(), tokenizer(name).cuts)].decode())
+    for stop in (cut, cut + 1, cut + 2, kept):
+        other = text[:stop] + more
+        if begins_with(of(other), stream.prefix):
+            assert tokenizer(name).encode([other])[0].ids.tolist()[: len(settled)] == settled
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama2", "bert"])
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(grown=grown_texts, at=st.integers(0, 200))
