@@ -161,13 +161,16 @@ def _reason(error: BaseException) -> str:
 def _pool(job: Job, workers: Workers, chains: Sequence[Chain], progress: Progress) -> Iterator[Result]:
     import ray
     from ray.data import ActorPoolStrategy, DataContext
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     context = DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     context.execution_no_progress_timeout_s = NO_LIMIT_S
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what goes wrong is told by `_told`
-    tally = ray.remote(num_cpus=0)(Tally).remote()
+    # Beside the driver, without whom there is no run: no other node that goes takes it along.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    tally = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)(Tally).remote()
     rows = ray.data.from_items([{"chain": pickle.dumps(chain)} for chain in chains], override_num_blocks=len(chains))
     results = rows.map_batches(
         RayWorker,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -72,6 +73,25 @@ def read_frames(file: IO[bytes]) -> Iterator[Frame]:
     while (frame := read_frame(file, at)) is not None:
         yield frame
         at = frame.stop
+
+
+def read_headers(file: IO[bytes]) -> Iterator[dict[str, Any]]:
+    """Headers of the frames from the file's start on, whose bodies are neither read nor checked. Ends at what is no frame."""
+    size = file.seek(0, os.SEEK_END)
+    at = 0
+    while at + _PREFIX.size <= size:
+        file.seek(at)
+        magic, header_bytes, body_bytes = _PREFIX.unpack(file.read(_PREFIX.size))
+        at += _PREFIX.size + header_bytes + body_bytes + _DIGEST
+        if magic != MAGIC or header_bytes > MOST_HEADER or at > size:
+            return
+        try:
+            header = json.loads(file.read(header_bytes))
+        except ValueError:
+            return
+        if not isinstance(header, dict):
+            return
+        yield header
 
 
 def _read(file: IO[bytes], count: int) -> bytes | bytearray:

@@ -197,6 +197,15 @@ class ShardKeeper:
             carry = self._go_on(document, digest, trail or Trail(digest), rows)
             yield document if carry is None else replace(document, carry=carry)
 
+    def position(self, document: Document | ErrorRow) -> int:
+        """From where on `resume` would give it: 0, or behind its newest carry that is of use."""
+        if isinstance(document, ErrorRow):
+            return 0
+        digest = content_digest(document)
+        trail = self._left.trails.get(document.ordinal, Trail(digest))
+        saved, _ = self._newest(Owner(self._keeper.fingerprint, self._shard, document.ordinal, digest), trail)
+        return 0 if saved is None else saved.host.position
+
     def keep(self, news: Sequence[Outcome | Carry | Kept | Reached]) -> list[Outcome]:
         """Take a caller's news; returns the rows among them. Rows are in the journal before they are anywhere else."""
         began = time.monotonic()

@@ -15,7 +15,7 @@ import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from longscan.pipeline.errors import OutputError
@@ -33,6 +33,11 @@ class Late(OutputError):
     """This attempt at a shard is not the newest any more, or its run has been taken over: its work is not wanted."""
 
 
+Mark = tuple[int, int]
+"""How far a shard is, as `leftover.Leftover.mark` has it."""
+NOTHING: Mark = (0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Loss:
     """An attempt at a shard whose process ended under it."""
@@ -44,14 +49,21 @@ class Loss:
     """Ordinals of the rows that it was at and no others, where it worked on them one after the other."""
     stage: str = ""
     """What it did with them: "read" or "engine"."""
+    position: int = 0
+    """Where the document began in it, if it was in the engine and `rows` is one: 0, or behind a carry."""
+    fruitless: bool = True
+    """It left nothing that the next attempt had not to do again."""
 
 
-def begin_attempt(output: Location, shard: int, *, start: int = 0, in_driver: bool = True) -> int:
+def begin_attempt(output: Location, shard: int, *, start: int = 0, in_driver: bool = True, mark: Mark = NOTHING) -> int:
     """Leave a mark that an attempt at `shard` begins, and return its number, from 1. No two get the same.
 
-    start: number of the run's start. in_driver: the worker's process is the run's own.
+    start: number of the run's start. in_driver: the worker's process is the run's own. mark: how far the shard
+    is, by what attempts before have kept.
     """
-    who = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "start": start, "in_driver": in_driver}).encode()
+    who = json.dumps(
+        {"host": socket.gethostname(), "pid": os.getpid(), "start": start, "in_driver": in_driver, "mark": list(mark)}
+    ).encode()
     number = attempts(output, shard) + 1
     with gate(output, shut=True) if number > 1 else nullcontext():
         while not create_exclusive(_attempts(output, shard) / f"{number:06d}", who):
@@ -67,9 +79,9 @@ def end_attempt(output: Location, shard: int, attempt: int) -> None:
         log.warning("the end of attempt %d at shard %d cannot be noted: %s", attempt, shard, error)
 
 
-def note_rows(output: Location, shard: int, attempt: int, rows: range, stage: str) -> None:
-    """Say that an attempt is now at `rows` and at no others."""
-    atomic_write(_attempts(output, shard) / f"{attempt:06d}.at", json.dumps([rows.start, rows.stop, stage]).encode())
+def note_rows(output: Location, shard: int, attempt: int, rows: range, stage: str, position: int = 0) -> None:
+    """Say that an attempt is now at `rows` and at no others; position: where in the document, if it is one."""
+    atomic_write(_attempts(output, shard) / f"{attempt:06d}.at", json.dumps([rows.start, rows.stop, stage, position]).encode())
 
 
 def attempts(output: Location, shard: int) -> int:
@@ -78,22 +90,24 @@ def attempts(output: Location, shard: int) -> int:
         return max((int(name) for name in children(_attempts(output, shard)) if name.isdigit()), default=0)
 
 
-def losses(output: Location, shard: int, *, start: int) -> list[Loss]:
+def losses(output: Location, shard: int, *, start: int, mark: Mark = NOTHING) -> list[Loss]:
     """Attempts at `shard` whose process ended under them, in their order, as start `start` of the run sees them.
 
     Where a driver went, its workers went with it: that is no loss of theirs, so a worker's attempt counts only where a later one is
-    of the same start.
+    of the same start. mark: how far the shard is now.
     """
     with writing(output):
         names = children(_attempts(output, shard))
     begun = [(int(name), _json(_attempts(output, shard) / name)) for name in names if name.isdigit()]
     starts = [who.get("start", 0) for _, who in begun] + [start]
+    marks = [tuple(who.get("mark", NOTHING)) for _, who in begun] + [mark]
     found = []
     for i, (number, who) in enumerate(begun):
         outlived = who.get("in_driver", True) or starts[i] in starts[i + 1 :]
         if outlived and f"{number:06d}.ended" not in names:
             at = _json(_attempts(output, shard) / f"{number:06d}.at") if f"{number:06d}.at" in names else None
-            found.append(Loss(number, starts[i], range(at[0], at[1]), at[2]) if at else Loss(number, starts[i]))
+            loss = Loss(number, starts[i], fruitless=marks[i + 1] <= marks[i])
+            found.append(replace(loss, rows=range(at[0], at[1]), stage=at[2], position=at[3]) if at else loss)
     return found
 
 

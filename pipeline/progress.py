@@ -26,15 +26,17 @@ class Progress:
         estimated_tokens: int,
         num_shards: int,
         *,
+        kept_tokens: int = 0,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
         every_s: float | None = None,
     ) -> None:
-        """estimated_tokens, num_shards: of what is left to do. stream: where the line goes; standard error by default.
+        """estimated_tokens, num_shards: of the shards that are left to do. kept_tokens: of these, what earlier starts have done.
 
+        stream: where the line goes; standard error by default.
         every_s: how often a line is shown; by default more often on a terminal.
         """
-        self._left, self._num_shards = estimated_tokens, num_shards
+        self._left, self._num_shards, self._kept = estimated_tokens, num_shards, kept_tokens
         self._ended = 0
         """Of the estimate, what the shards had that are done."""
         self._stream = sys.stderr if stream is None else stream
@@ -89,15 +91,18 @@ class Progress:
         """`812.0 k of about 1.3 M tokens, 62 %, 45.1 k tokens/s, 0:11 left; 3 of 6 shards, 120 documents, 0 errors`"""
         with self._lock:
             seconds = max(self._clock() - self._began, 1e-9)
-            done = max(self._tokens, self._done_tokens)
+            done = max(self._kept + self._tokens, self._done_tokens)
             scale = self._done_tokens / self._ended if self._ended and self._done_tokens else 1.0
             total = max(self._done_tokens + round(self._left * scale), done)
-            speed = done / seconds
+            speed = max(done - self._kept, 0) / seconds
             finished = self._shards == self._num_shards
             share = 100 if finished else min(99, 100 * done // max(total, 1))
             left = "" if finished or not speed or done >= total else f", {clock_time((total - done) / speed)} left"
+            kept = f" beside {count(self._kept)} kept" if self._kept else ""
             about = (
-                f"{count(done)} tokens in {clock_time(seconds)}" if finished else f"{count(done)} of about {count(total)} tokens, {share} %"
+                f"{count(done - self._kept)} tokens in {clock_time(seconds)}{kept}"
+                if finished
+                else f"{count(done)} of about {count(total)} tokens, {share} %"
             )
             return (
                 f"{about}, {count(speed)} tokens/s{left}; {self._shards} of {self._num_shards} shards, "

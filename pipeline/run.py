@@ -22,6 +22,7 @@ from longscan.pipeline.duplicates import find_duplicates
 from longscan.pipeline.errors import OutputError, Stopped, TooManyErrors, again
 from longscan.pipeline.find import find_files
 from longscan.pipeline.fingerprint import fingerprint, provenance, run_facts
+from longscan.pipeline.leftover import kept_tokens
 from longscan.pipeline.lengths import find_long
 from longscan.pipeline.metrics import Metrics
 from longscan.pipeline.model import Mamba2Geometry, check_weights, read_geometry
@@ -219,7 +220,8 @@ def _run_shards(
     ended: list[Result] = []
     if not left:
         return ended
-    with Progress(sum(shard.estimated_tokens for shard in left.values()), len(left)) as progress, _told(metrics, progress, output):
+    estimated, kept = sum(shard.estimated_tokens for shard in left.values()), kept_tokens(output.place, left)
+    with Progress(estimated, len(left), kept_tokens=kept) as progress, _told(metrics, progress, output):
         start = _in_process if job.config.cluster.mode == "inprocess" else cluster.run_chains
         # Closed, not left to the garbage collector: workers must have ended before the output is unlocked.
         with closing(start(job, workers, chains, progress)) as results:

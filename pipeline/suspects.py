@@ -2,9 +2,12 @@
 
 Each death is an attempt that did not end (`ledger.losses`). The first half of `cluster.max_attempts` is nobody's fault: spot
 machines go. After that the shard has its worker to itself, and a note says at every moment which rows it is at; the rows of a
-large shard are taken in groups first, and one by one where a group died. Who died alone as often as the other half becomes an
-error row. Before the first document a few tokens of nobody's go through the engine: a device that fails them fails
-everybody, and no document is blamed for it.
+large shard are taken in groups first, and one by one where a group died. Who died alone as often as the other half, without having
+come any further in between, becomes an error row: a document that is further after each death, by its carries, is not to blame.
+Nor does a shard that is further after each death go alone before `cluster.max_attempts` of them, and it is never given up.
+
+Before the first document a few tokens of nobody's go through the engine: a device that fails them fails everybody, and no document
+is blamed for it.
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -50,21 +52,26 @@ class History:
 
     @property
     def careful(self) -> bool:
-        """It has died too often to go in company."""
-        return len(self.losses) >= self.max_attempts // 2
+        """It has died too often to go in company. Others may get on beside a document that kills, so all deaths count in the end."""
+        return sum(loss.fruitless for loss in self.losses) >= self.max_attempts // 2 or len(self.losses) >= self.max_attempts
 
     @property
     def killers(self) -> dict[int, Loss]:
-        """Rows that killed their worker often enough, with the last time that they did."""
+        """Rows that killed their worker often enough at one position, with the last time that they did."""
         alone = {loss.rows.start: loss for loss in self.losses if loss.rows is not None and len(loss.rows) == 1}
-        times = Counter(loss.rows.start for loss in self.losses if loss.rows is not None and len(loss.rows) == 1)
-        return {row: loss for row, loss in alone.items() if times[row] >= self.max_attempts - self.max_attempts // 2}
+        return {row: loss for row, loss in alone.items() if len(self.deaths(row)) >= self.max_attempts - self.max_attempts // 2}
+
+    def deaths(self, row: int) -> list[Loss]:
+        """Losses of this row alone, while it was being read or from the position on that it has come to."""
+        alone = [loss for loss in self.losses if loss.rows == range(row, row + 1)]
+        furthest = max((loss.position for loss in alone), default=0)
+        return [loss for loss in alone if loss.stage == "read" or loss.position == furthest]
 
     @property
     def hopeless(self) -> bool:
-        """Its worker dies on and on in this start of the run, and no document of it is found to be the cause."""
-        killers = self.killers
-        unexplained = [loss for loss in self.losses if loss.rows is None or not any(row in loss.rows for row in killers)]
+        """Its worker dies on and on in this start of the run, it comes no further, and no document of it is found to be the cause."""
+        killers, fruitless = self.killers, [loss for loss in self.losses if loss.fruitless]
+        unexplained = [loss for loss in fruitless if loss.rows is None or not any(row in loss.rows for row in killers)]
         return sum(loss.start == self.start for loss in unexplained) >= 2 * self.max_attempts
 
     def groups(self, num_rows: int) -> Iterator[range]:
@@ -142,13 +149,13 @@ def process_carefully(shard: Shard, tools: Tools, history: History, attempt: int
                 _process(islice(documents, len(rows)), tools, part, kept)
                 continue
             document = next(documents)
-            killer = killers.get(rows.start)
-            if killer is not None and isinstance(document, Document):
+            killer, position = killers.get(rows.start), kept.position(document)
+            if killer is not None and isinstance(document, Document) and position <= killer.position:
                 row = error_row(document, WorkerKilled("engine", _verdict(history, rows.start)))
                 log.error("%s: becomes an error row: %s", _name(row), row.message)
                 part.add(row)
                 continue
-            note_rows(output, shard.index, attempt, rows, "engine")
+            note_rows(output, shard.index, attempt, rows, "engine", position)
             _process(iter([document]), tools, part, kept)
         report = part.commit(kept.carried)
         kept.clear()
@@ -176,7 +183,7 @@ def _try_engine(tools: Tools) -> None:
 
 
 def _verdict(history: History, row: int) -> str:
-    fatal = [loss.attempt for loss in history.losses if loss.rows == range(row, row + 1)]
+    fatal = [loss.attempt for loss in history.deaths(row)]
     return (
         f"the worker's process ended {len(fatal)} times while it worked on this document and no other (attempts "
         f"{', '.join(map(str, fatal))} at its shard)"

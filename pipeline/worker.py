@@ -24,7 +24,8 @@ from longscan.pipeline.graphs import with_graphs
 from longscan.pipeline.journey import Tools, process_shard
 from longscan.pipeline.keeper import Keeper
 from longscan.pipeline.lanes import StepTotals
-from longscan.pipeline.ledger import Late, begin_attempt, end_attempt, losses, report_of
+from longscan.pipeline.ledger import NOTHING, Late, attempts, begin_attempt, end_attempt, losses, report_of
+from longscan.pipeline.leftover import leftover
 from longscan.pipeline.memory import drop_caches, in_a_line, is_out_of_memory
 from longscan.pipeline.meter import Cost, Costs, Meter, add_costs
 from longscan.pipeline.model import load_model
@@ -224,12 +225,14 @@ class Worker:
     def _attempt(self, shard: Shard) -> Result:
         """One attempt at a shard; alone in this worker, and with care, where it was lost too often."""
         job, in_driver = self._job, self._job.config.cluster.mode == "inprocess"
-        history = History(losses(self.output, shard.index, start=job.start), job.config.cluster.max_attempts, job.start)
+        mark = leftover(self.output, shard.index).mark if attempts(self.output, shard.index) else NOTHING
+        found = losses(self.output, shard.index, start=job.start, mark=mark)
+        history = History(found, job.config.cluster.max_attempts, job.start)
         if history.hopeless:
-            found = f"its worker died {len(history.losses)} times, and none of its documents was found to be the cause"
-            return Result(shard.index, None, found)
+            why = f"its worker died {len(history.losses)} times, and none of its documents was found to be the cause"
+            return Result(shard.index, None, why)
         with self._turns.alone() if history.careful else self._turns.together():
-            attempt = begin_attempt(self.output, shard.index, start=job.start, in_driver=in_driver)
+            attempt = begin_attempt(self.output, shard.index, start=job.start, in_driver=in_driver, mark=mark)
             try:
                 if history.careful:
                     return Result(shard.index, process_carefully(shard, self.tools, history, attempt))

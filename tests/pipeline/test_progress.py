@@ -48,6 +48,19 @@ def test_more_tokens_than_estimated_are_no_hundred_percent_and_no_time_left_of_z
     assert progress.line().startswith("150 of about 150 tokens, 99 %, 150 tokens/s; ")
 
 
+def test_what_earlier_starts_have_kept_is_there_from_the_beginning_and_in_no_speed() -> None:
+    clock = Clock()
+    progress = Progress(1000, 2, kept_tokens=300, stream=io.StringIO(), clock=clock)
+    clock.now += 10
+    assert progress.line().startswith("300 of about 1.0 k tokens, 30 %, 0 tokens/s; ")
+    progress.add_tokens(200)
+    assert progress.line().startswith("500 of about 1.0 k tokens, 50 %, 20 tokens/s, 0:25 left; ")
+    progress.add_shard(report(0, 500), 500)
+    progress.add_tokens(500)
+    progress.add_shard(report(1, 500), 500)
+    assert progress.line().startswith("700 tokens in 0:10 beside 300 kept, 70 tokens/s; 2 of 2 shards")
+
+
 def test_tokens_that_are_counted_elsewhere_never_go_back() -> None:
     progress = Progress(100, 1, stream=io.StringIO())
     progress.set_tokens(70)

@@ -12,7 +12,11 @@ import pyarrow as pa
 import pytest
 from fakes import tiny_checkpoint
 from longscan.jobs.run import main
+from longscan.pipeline.frames import pack
 from longscan.pipeline.keeper import ShardKeeper
+from longscan.pipeline.leftover import kept_tokens, leftover
+from longscan.pipeline.progress import Progress, count
+from longscan.pipeline.storage import locate
 from stopping import Stop, carries, stopped
 from threads import torch_threads
 from tiny_jobs import rows, table, texts, words, write_input
@@ -126,6 +130,49 @@ def test_after_a_crash_at_most_an_interval_of_each_document_in_flight(
     assert carries(tmp_path / "out")["most_recomputed_tokens"] <= 1024 + 256
     # Four lanes: an interval of each, and the step that was under way.
     assert 0 <= seen + last.seen - total <= 4 * (1024 + 256)
+
+
+def test_progress_begins_with_what_is_kept(
+    model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    command = job(model, source, tmp_path / "out", "everything")
+    seen = stopped(command, 3000)
+    run = json.loads((tmp_path / "out" / "_run" / "metrics.json").read_text())["run"]
+    began: list[str] = []
+    enter = Progress.__enter__
+
+    def entered(progress: Progress) -> Progress:
+        began.append(progress.line())
+        return enter(progress)
+
+    monkeypatch.setattr(Progress, "__enter__", entered)
+    with caplog.at_level("INFO", "longscan"):
+        assert main(command) == 0
+    kept = seen - run["tokens"]
+    assert kept > 0
+    assert began[0].startswith(f"{count(kept)} of about ")
+    assert any(f" beside {count(kept)} kept, " in message for message in caplog.messages)
+
+
+def test_what_is_left_is_found_by_names_and_headers(tmp_path: Path) -> None:
+    place, folder = locate(str(tmp_path)), tmp_path / "_run" / "carries" / "00003"
+    folder.mkdir(parents=True)
+
+    def rows_frame(ordinal: int, ends: bool, described: list[Any]) -> bytes:
+        return pack({"doc": ordinal, "digest": "d", "ends": ends, "rows": described}, [b"x" * 50])
+
+    frames = [pack({"journal": {}}), rows_frame(0, True, [["window", {}], ["document", {"num_tokens": 70}]]), pack({"at": [[1, 64]]})]
+    frames += [rows_frame(1, False, [["window", {}]]), rows_frame(2, True, [["error", {}]])]
+    torn = rows_frame(4, True, [["document", {"num_tokens": 1000}]])[:-1]
+    (folder / "000001-000001.rows").write_bytes(b"".join(frames) + torn)
+    for name in ("000000-000000000064-000001.carry", "000001-000000000128-000001.carry", "000001-000000000256-000002.carry", "other"):
+        (folder / name).touch()
+    found = leftover(place, 3)
+    assert (found.finished, found.positions, found.tokens, found.mark) == ({0: 70, 2: 0}, {1: 256}, 326, (2, 256))
+    assert kept_tokens(place, [2, 3]) == 326
+    assert leftover(place, 2).mark == (0, 0)
+    (folder / "000001-000001.rows").write_bytes(pack({"ends": True}))
+    assert leftover(place, 3).tokens == 0, "what is not understood counts as nothing, and ends nothing"
 
 
 def damage(output: Path, how: Callable[[Path], None]) -> int:

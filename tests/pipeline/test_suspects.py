@@ -47,6 +47,39 @@ def test_a_shard_that_dies_for_no_reason_that_is_found_is_given_up_in_this_start
     assert not History(deaths, 4, start=2).hopeless
 
 
+@given(data=st.data(), max_attempts=st.integers(2, 7), killer=st.none() | st.integers(0, 19))
+def test_a_document_that_gets_on_between_deaths_is_not_to_blame(data: st.DataObject, max_attempts: int, killer: int | None) -> None:
+    """A shard of one document of 20 intervals on spot machines; `killer`: the interval in which it kills its worker, if it does."""
+    found: list[Loss] = []
+    position = deaths = 0
+    while position < 20:
+        history = History(found, max_attempts, start=1)
+        assert not history.hopeless
+        if 0 in history.killers and position <= history.killers[0].position:
+            break
+        end = position + data.draw(st.integers(1, 3))
+        if killer is not None and end > killer:
+            end, deaths = killer, deaths + 1
+        where = (range(1), "engine", position) if history.careful else (None, "", 0)
+        found.append(Loss(len(found) + 1, 1, *where, fruitless=end == position))
+        position = end
+    if killer is None:
+        assert position >= 20, "blamed for what it did not do"
+    else:
+        assert position == killer, "blamed before it came to it, or never"
+        assert deaths <= max_attempts + 1
+
+
+def test_what_is_kept_between_two_attempts_is_no_fruitless_loss(tmp_path: Path) -> None:
+    place = locate(str(tmp_path))
+    for mark in [(0, 0), (0, 256), (0, 256), (1, 0)]:
+        begin_attempt(place, 0, start=1, in_driver=True, mark=mark)
+    assert [loss.fruitless for loss in losses(place, 0, start=1, mark=(1, 64))] == [False, True, False, False]
+    assert [loss.fruitless for loss in losses(place, 0, start=1, mark=(1, 0))] == [False, True, False, True]
+    note_rows(place, 0, 4, range(3, 4), "engine", 512)
+    assert losses(place, 0, start=1)[3].position == 512
+
+
 def test_only_what_died_under_a_driver_that_lived_counts(tmp_path: Path) -> None:
     place = locate(str(tmp_path))
 
@@ -142,6 +175,38 @@ def launch(self, step):
     return whole(self, step)
 forward.Forward.launch = launch
 """
+
+SPOT = """
+import time
+from longscan.pipeline import keeper
+whole = keeper.ShardKeeper._save
+saved = []
+def save(self, carry, owner, counts):
+    whole(self, carry, owner, counts)
+    saved.append(carry.position)
+    if len(saved) == 2: die()
+keeper.ShardKeeper._save = save
+from longscan.pipeline import lanes
+book = lanes.Lanes._book_carry
+def book_and_wait(self, document):
+    time.sleep(0.01)
+    return book(self, document)
+lanes.Lanes._book_carry = book_and_wait
+"""
+
+
+def test_a_long_document_on_machines_that_go_is_not_to_blame(starts: Starts, model: Path, tmp_path: Path) -> None:
+    source = write_input(tmp_path / "in.parquet", [" ".join(texts(20))])
+    alone, command = job(model, source, tmp_path / "alone"), [*job(model, source, tmp_path / "out"), "engine.checkpoint_tokens=256"]
+    codes = []
+    while len(codes) < 40 and (code := starts.start(command, DIE + SPOT).code) != 0:
+        codes.append(code)
+    assert set(codes) == {-9}
+    assert 6 < len(codes) < 40, "more than would be its fault, and it comes to an end"
+    assert rows(tmp_path / "out", "errors") == []
+    assert starts.start(alone).code == 0
+    assert rows(tmp_path / "out", "documents") == rows(tmp_path / "alone", "documents")
+
 
 EVERY_STEP = """
 from longscan.pipeline import forward

@@ -1,9 +1,10 @@
 """A run on a cluster of this machine's, killed at random, worker, node and driver, until it is done; then compared with an undisturbed one.
 
-    PYTHONPATH=tests python tests/soak/soak.py --folder /tmp/soak --shards 200 --every 4 --nodes 2
+    PYTHONPATH=tests python tests/soak/soak.py --folder /tmp/soak --shards 200 --every 4 --kills 100
 
-Prints a line for each kill and a summary at the end; exit code 0 says that every table has the same rows bit for bit, each row once,
-and nothing in errors/.
+Prints a line for each kill and a summary at the end. Exit code 0 says that every table has the same rows bit for bit, each row once,
+nothing in errors/; that of no document more than an interval between carries was computed again at a kill, and no finished one, both by
+the run's metrics and by a witness beside the engines; and that there were as many kills as were asked for, of which most hit shards.
 """
 
 from __future__ import annotations
@@ -22,32 +23,43 @@ from pathlib import Path
 from typing import Any
 
 from fakes import tiny_checkpoint
-from tiny_jobs import same_tables, success, table, texts, words, write_input
+from tiny_jobs import SENTENCE, same_tables, success, table, texts, words, write_input
+from witness import FOLDER, RATE, Evidence, read_notes
 
-COMMAND = [sys.executable, "-c", "import sys; from longscan.jobs.run import main; sys.exit(main())"]
+HERE = Path(__file__).parent
+ROWS = 3
+"""Of a shard: a long document, of which several carries are made, and two short ones."""
+INTERVAL = 1024
+"""engine.checkpoint_tokens."""
+SLACK = 1024
 
 
 class Soak:
     """One run under fire."""
 
-    def __init__(self, folder: Path, *, shards: int, nodes: int, seed: int, repeat: int) -> None:
-        """shards: row groups of three documents, of some thousand tokens each by `repeat`."""
-        self.folder, self.random = folder, random.Random(seed)
+    def __init__(self, folder: Path, *, shards: int, nodes: int, seed: int, length: int, rate: float) -> None:
+        """length: of the long documents in bytes; a token has about two. rate: tokens/s of a worker."""
+        self.folder, self.random, self.shards = folder, random.Random(seed), shards
         model = tiny_checkpoint(folder / "model", tokenizer=True)
-        rows = [text * repeat for text in texts(3 * shards)]
-        source = write_input(folder / "in.parquet", rows, row_group=3)
-        windows = ("task=embed_score", "task.embedding.window_tokens=64", "task.score.window_tokens=64", "cluster.max_attempts=6")
-        self.expected, self.output = folder / "undisturbed", folder / "out"
-        sized = f"output.shard_tokens={max(len(row) for row in rows)}"
-        self.jobs = {path: words(model, source, path, sized, *windows) for path in (self.expected, self.output)}
+        source = write_input(folder / "in.parquet", _rows(shards, length), row_group=ROWS)
+        windows = ("task=embed_score", "task.embedding.window_tokens=64", "task.score.window_tokens=64")
+        # A row group alone is more than half a shard, and less than four.
+        sizes = (f"engine.checkpoint_tokens={INTERVAL}", f"output.shard_tokens={length // 4}")
+        self.expected, self.output, self.notes = folder / "undisturbed", folder / "out", folder / "notes"
+        self.notes.mkdir()
+        self.jobs = {path: words(model, source, path, *sizes, *windows) for path in (self.expected, self.output)}
+        self.environment = {FOLDER: str(self.notes), RATE: str(rate), "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path[1:]])}
         self.num_nodes = nodes
         self.kills: Counter[str] = Counter()
-        self.starts = 0
+        self.hits = self.starts = 0
 
     def run(self, every_s: float, limit_s: float) -> bool:
         """Whether the run was complete within `limit_s`; with the tables as they must be, or an AssertionError."""
-        subprocess.run([*COMMAND, *self.jobs[self.expected], "cluster=inprocess"], check=True, stderr=subprocess.DEVNULL)
+        undisturbed = [sys.executable, "-m", "longscan.jobs.run", *self.jobs[self.expected], "cluster=inprocess"]
+        subprocess.run(undisturbed, check=True, stderr=subprocess.DEVNULL)
+        assert success(self.expected)["shards"] == self.shards
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_BACKEND_LOG_LEVEL": "fatal"}
+        os.environ |= self.environment
         import ray
         from ray.cluster_utils import Cluster
 
@@ -65,7 +77,27 @@ class Soak:
     def check(self) -> None:
         same_tables(self.output, self.expected)
         assert table(self.output, "errors").num_rows == 0, "a healthy document was blamed"
-        assert success(self.output)["documents"] == success(self.expected)["documents"]
+        assert success(self.output)["documents"] == success(self.expected)["documents"] == ROWS * self.shards
+        run, evidence = self.metrics(), self.evidence()
+        print(f"metrics of all starts: {json.dumps(run)}", flush=True)
+        again = evidence.again or [0]
+        print(
+            f"witness: {evidence.computed} tokens computed for {success(self.expected)['tokens']}; {evidence.resumed} times a document "
+            f"went on behind its beginning; {sum(again)} tokens again, at most {max(again)} of a document at once",
+            flush=True,
+        )
+        assert (run["shards"], run["shards_left"]) == (self.shards, 0)
+        assert run["tokens"] == success(self.expected)["tokens"]
+        assert run["carries"]["most_recomputed_tokens"] <= INTERVAL + SLACK
+        assert max(again) <= INTERVAL + SLACK
+        assert not evidence.finished_again, "documents that were finished were computed again"
+
+    def metrics(self) -> dict[str, Any]:
+        run: dict[str, Any] = json.loads((self.output / "_run" / "metrics.json").read_text())["run"]
+        return run
+
+    def evidence(self) -> Evidence:
+        return read_notes(self.notes, ROWS)
 
     def _under_fire(self, cluster: Any, nodes: list[Any], every_s: float, end: float) -> bool:
         driver = self._start(cluster.address)
@@ -73,7 +105,9 @@ class Soak:
             try:
                 code = driver.wait(self.random.uniform(0.25, 1.75) * every_s)
             except subprocess.TimeoutExpired:
-                driver = self._kill(driver, cluster, nodes)
+                # Three kills of four wait for somebody to be at work, others hit whatever there is: a start, a plan, nothing.
+                if self.working() or self.random.random() < 0.25:
+                    driver = self._kill(driver, cluster, nodes)
                 continue
             if code == 0:
                 return True
@@ -89,10 +123,12 @@ class Soak:
         self.starts += 1
         words = [*self.jobs[self.output], "cluster=ray", f"cluster.address={address}", "cluster.workers=[1,2]", "cluster.cpus_per_worker=1"]
         with (self.folder / "said").open("wb") as said:
-            return subprocess.Popen([*COMMAND, *words], stderr=said, stdout=said)
+            return subprocess.Popen([sys.executable, HERE / "driver.py", *words], stderr=said, stdout=said)
 
     def _kill(self, driver: subprocess.Popen[bytes], cluster: Any, nodes: list[Any]) -> subprocess.Popen[bytes]:
-        what = self.random.choice(["worker", "worker", "node", "driver"])
+        what, working = self.random.choice(["worker", "node", "driver"]), self.working()
+        if what == "worker" and not working:
+            return driver
         if what == "driver":
             driver.kill()
             driver.wait()
@@ -102,19 +138,25 @@ class Soak:
             cluster.remove_node(victim, allow_graceful=False)
             nodes.append(cluster.add_node(num_cpus=1))
         else:
-            pids = self._workers()
-            if not pids:
-                return driver
-            os.kill(self.random.choice(pids), signal.SIGKILL)
+            os.kill(self.random.choice(working), signal.SIGKILL)
+            time.sleep(0.1)
         self.kills[what] += 1
+        hit = bool(working) and (what == "driver" or any(not _is_worker(pid) for pid in working))
+        self.hits += hit
         done = len(list((self.output / "_run" / "manifest").glob("*.json")))
-        print(f"{time.strftime('%H:%M:%S')} killed a {what}; {done} shards are done", flush=True)
+        print(f"{time.strftime('%H:%M:%S')} killed a {what}{'' if hit else ', nobody at work'}; {done} shards are done", flush=True)
         return driver
 
-    def _workers(self) -> list[int]:
+    def working(self) -> list[int]:
         """Processes that have begun a shard and live."""
         begun = {json.loads(path.read_text() or "{}").get("pid") for path in (self.output / "_run" / "attempts").glob("*/??????")}
         return sorted(pid for pid in begun if pid and _is_worker(pid))
+
+
+def _rows(shards: int, length: int) -> list[str]:
+    short = texts(2 * shards)
+    long = [(f"{n} {SENTENCE} " * (length // len(SENTENCE) + 1))[:length] for n in range(shards)]
+    return [row for n in range(shards) for row in (short[2 * n], long[n], short[2 * n + 1])]
 
 
 def _is_worker(pid: int) -> bool:
@@ -130,20 +172,23 @@ def main() -> int:
     parser.add_argument("--shards", type=int, default=200)
     parser.add_argument("--nodes", type=int, default=2, help="beside the head")
     parser.add_argument("--every", type=float, default=4.0, help="seconds between two kills, on average")
-    parser.add_argument("--repeat", type=int, default=8, help="length of the documents")
+    parser.add_argument("--length", type=int, default=16000, help="of the long documents, one a shard, in bytes")
+    parser.add_argument("--rate", type=float, default=4000.0, help="tokens/s of a worker, which sleeps for the rest")
+    parser.add_argument("--kills", type=int, default=0, help="fewer than so many are no success")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
-    soak = Soak(asked.folder, shards=asked.shards, nodes=asked.nodes, seed=asked.seed, repeat=asked.repeat)
+    soak = Soak(asked.folder, shards=asked.shards, nodes=asked.nodes, seed=asked.seed, length=asked.length, rate=asked.rate)
     began = time.monotonic()
     done = soak.run(asked.every, asked.limit)
     attempts = len(list((soak.output / "_run" / "attempts").glob("*/??????")))
+    kills = sum(soak.kills.values())
     print(
-        f"{'complete and equal bit for bit' if done else 'not complete'} after {sum(soak.kills.values())} kills {dict(soak.kills)}, "
-        f"{soak.starts} starts, {attempts} attempts at {asked.shards} row groups, {time.monotonic() - began:.0f} s"
+        f"{'complete and equal bit for bit' if done else 'not complete'} after {kills} kills {dict(soak.kills)}, {soak.hits} of them of "
+        f"somebody at work, {soak.starts} starts, {attempts} attempts at {asked.shards} shards, {time.monotonic() - began:.0f} s"
     )
-    return 0 if done else 1
+    return 0 if done and kills >= asked.kills else 1
 
 
 if __name__ == "__main__":
