@@ -32,6 +32,7 @@ ROWS = 3
 INTERVAL = 1024
 """engine.checkpoint_tokens."""
 SLACK = 1024
+POLL_S = 0.4
 
 
 class Soak:
@@ -51,7 +52,9 @@ class Soak:
         self.environment = {FOLDER: str(self.notes), RATE: str(rate), "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path[1:]])}
         self.num_nodes = nodes
         self.kills: Counter[str] = Counter()
-        self.hits = self.starts = 0
+        self.hits = 0
+        self.patient = True
+        self.drivers: list[subprocess.Popen[bytes]] = []
 
     def run(self, every_s: float, limit_s: float) -> bool:
         """Whether the run was complete within `limit_s`; with the tables as they must be, or an AssertionError."""
@@ -68,6 +71,9 @@ class Soak:
         try:
             done = self._under_fire(cluster, nodes, every_s, time.monotonic() + limit_s)
         finally:
+            for driver in self.drivers:
+                driver.kill()
+                driver.wait()
             ray.shutdown()
             cluster.shutdown()
         if done:
@@ -101,13 +107,16 @@ class Soak:
 
     def _under_fire(self, cluster: Any, nodes: list[Any], every_s: float, end: float) -> bool:
         driver = self._start(cluster.address)
+        at = self._next_kill(every_s)
         while time.monotonic() < end:
             try:
-                code = driver.wait(self.random.uniform(0.25, 1.75) * every_s)
+                code = driver.wait(POLL_S)
             except subprocess.TimeoutExpired:
-                # Three kills of four wait for somebody to be at work, others hit whatever there is: a start, a plan, nothing.
-                if self.working() or self.random.random() < 0.25:
+                if not self.working() and self.patient:
+                    at = self._next_kill(every_s)
+                elif time.monotonic() >= at:
                     driver = self._kill(driver, cluster, nodes)
+                    at = self._next_kill(every_s)
                 continue
             if code == 0:
                 return True
@@ -115,18 +124,21 @@ class Soak:
             if code != 75:
                 return False
             driver = self._start(cluster.address)
-        driver.kill()
-        driver.wait()
         return False
 
+    def _next_kill(self, every_s: float) -> float:
+        """When: of four kills three wait for somebody to be at work, the fourth hits whatever there is: a start, a plan, nothing."""
+        self.patient = self.random.random() < 0.75
+        return time.monotonic() + self.random.uniform(0.25, 1.75) * every_s
+
     def _start(self, address: str) -> subprocess.Popen[bytes]:
-        self.starts += 1
         words = [*self.jobs[self.output], "cluster=ray", f"cluster.address={address}", "cluster.workers=[1,2]", "cluster.cpus_per_worker=1"]
         with (self.folder / "said").open("wb") as said:
-            return subprocess.Popen([sys.executable, HERE / "driver.py", *words], stderr=said, stdout=said)
+            self.drivers.append(subprocess.Popen([sys.executable, HERE / "driver.py", *words], stderr=said, stdout=said))
+        return self.drivers[-1]
 
     def _kill(self, driver: subprocess.Popen[bytes], cluster: Any, nodes: list[Any]) -> subprocess.Popen[bytes]:
-        what, working = self.random.choice(["worker", "node", "driver"]), self.working()
+        what, working = self.random.choice(["worker", "worker", "node", "driver"]), self.working()
         if what == "worker" and not working:
             return driver
         if what == "driver":
@@ -186,7 +198,7 @@ def main() -> int:
     kills = sum(soak.kills.values())
     print(
         f"{'complete and equal bit for bit' if done else 'not complete'} after {kills} kills {dict(soak.kills)}, {soak.hits} of them of "
-        f"somebody at work, {soak.starts} starts, {attempts} attempts at {asked.shards} shards, {time.monotonic() - began:.0f} s"
+        f"somebody at work, {len(soak.drivers)} starts, {attempts} attempts at {asked.shards} shards, {time.monotonic() - began:.0f} s"
     )
     return 0 if done and kills >= asked.kills else 1
 

@@ -44,7 +44,9 @@ def witnessed(job: Job, folder: str, on_tokens: Callable[[int], None] | None, me
         return launch(step)
 
     def noted_deliver(step: Step, results: Any) -> None:
-        note(ran=[[e.document.document.row, e.entry.position, e.entry.num_tokens] for e in step.entries])
+        entries = [(e.document.document, e.entry) for e in step.entries]
+        # Without a name: nobody's tokens, which a worker tries its engine with.
+        note(ran=[[document.row, entry.position, entry.num_tokens] for document, entry in entries if document.doc_id])
         deliver(step, results)
 
     def noted_open(keeper: Keeper, shard: Shard, attempt: int) -> ShardKeeper:
