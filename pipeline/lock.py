@@ -81,8 +81,10 @@ class RunLock:
         """Counts the starts of this output's runs, from 1."""
         return self._number
 
-    def check(self) -> None:
-        """Raise OutputError where somebody else has taken the lock over: this run was taken for dead."""
+    def check(self, *, now: bool = False) -> None:
+        """Raise OutputError where somebody else has taken the lock over: this run was taken for dead. now: not as of the last beat."""
+        if now and self._newest()[0] > self._number:
+            self._lost.set()
         if self._lost.is_set():
             raise OutputError(f"{self._output}: another run has taken this output over, since this one did not move; it goes on there")
 

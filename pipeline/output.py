@@ -112,14 +112,14 @@ class RunFolder:
         if self._lock is not None:
             self._lock.release()
 
-    def check(self) -> None:
-        """Raise OutputError where another run has taken this output over in the meantime."""
+    def check(self, *, now: bool = False) -> None:
+        """Raise OutputError where another run has taken this output over in the meantime. now: not as of some seconds ago."""
         if self._lock is not None:
-            self._lock.check()
+            self._lock.check(now=now)
 
     def start(self, plan: Plan) -> None:
         """Make the folder a run with this plan."""
-        self.check()
+        self.check(now=True)
         atomic_write(self.place / RUN / "plan.json", plan.to_json().encode())
         content = {"fingerprint": self.fingerprint, "facts": self.facts}
         atomic_write(self.place / RUN / "fingerprint.json", json.dumps(content, separators=(",", ":")).encode())
@@ -148,7 +148,7 @@ class RunFolder:
 
         Raises OutputError where a shard is not done, or a part of one is gone: the next start does such a shard anew.
         """
-        self.check()
+        self.check(now=True)
         reports = self.reports()
         missing = [shard for shard in plan.shards if shard.index not in reports]
         if missing:

@@ -245,7 +245,7 @@ def _told(metrics: Metrics, progress: Progress, output: RunFolder) -> Iterator[N
         yield
     finally:
         with suppress(OutputError):
-            output.check()
+            output.check(now=True)
             metrics.write(progress.computed_tokens)
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fakes import tiny_checkpoint
+from longscan.jobs.run import main
+from longscan.pipeline.lock import RunLock
 from starts import DIE, Starts
-from tiny_jobs import same_tables, success, texts, words, write_input
+from tiny_jobs import same_tables, snapshot, success, texts, words, write_input
 
 SHARDS = 4
 MORE = ("task=embed_score", "task.embedding.window_tokens=64", "task.score.window_tokens=64", "max_errors=1", "cluster=inprocess")
@@ -16,7 +22,7 @@ MORE = ("task=embed_score", "task.embedding.window_tokens=64", "task.score.windo
 PATCH = (
     DIE
     + """
-from longscan.pipeline import ledger, output, storage, suspects, tables, write
+from longscan.pipeline import keeper, ledger, output, storage, suspects, tables, write
 def at(place, name, when, whole, before=True):
     # `whole`, which dies before or after it has done what it is asked, where `when` says so of its arguments
     def patched(*a, **k):
@@ -26,6 +32,15 @@ def at(place, name, when, whole, before=True):
         return result
     setattr(place, name, patched)
 second = lambda path, to: to.name.startswith("part-00001")
+carries = 0
+def nth_carry(name):
+    global carries
+    carries += name.endswith(".carry")
+    return carries == 5 and name.endswith(".carry")
+def half(place, data, whole=storage._temporary_beside):
+    if not nth_carry(place.path): return whole(place, data)
+    with open(os.path.join(os.path.dirname(place.path), ".longscan-half"), "wb") as file: file.write(data[: len(data) // 2])
+    die()
 """
 )
 
@@ -35,6 +50,9 @@ CRASHES = {
     "in_the_planner_behind_the_plan": "at(output, 'atomic_write', lambda to, _: to.name == 'fingerprint.json', output.atomic_write)",
     "before_the_write": "at(write.PartWriter, '_open_tables', lambda part, _: part._shard.index == 1, write.PartWriter._open_tables)",
     "in_the_write": "at(tables.PartFile, 'write', lambda *_: True, tables.PartFile.write, before=False)",
+    "in_the_middle_of_a_carrys_save": "storage._temporary_beside = half",
+    "with_a_carry_whole_and_not_moved": "at(storage.os, 'replace', lambda _, to: nth_carry(to), storage.os.replace)",
+    "behind_a_carry_with_the_one_before_still_there": "at(keeper, 'remove', lambda _: True, keeper.remove)",
     "with_the_files_whole_and_none_moved": "at(write, 'commit_file', lambda path, to: second(path, to), write.commit_file)",
     "between_two_files_of_a_shard": (
         "at(write, 'commit_file', lambda path, to: second(path, to) and to.parent.name == 'errors', write.commit_file)"
@@ -59,11 +77,15 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starts]:
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """A command line but for its output: four shards, one row an error."""
+    """A command line but for its output: four shards, one row an error, carries of all documents but the shortest."""
     folder = tmp_path_factory.mktemp("job")
     model = tiny_checkpoint(folder / "model", tokenizer=True)
     source = write_input(folder / "in.parquet", [*texts(7), None], row_group=2)
-    return [word for word in words(model, source, "", "output.shard_tokens=300", *MORE) if not word.startswith("output.path")]
+    return [
+        word
+        for word in words(model, source, "", "output.shard_tokens=300", "engine.checkpoint_tokens=64", *MORE)
+        if not word.startswith("output.path")
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +107,7 @@ def test_a_crash_and_the_next_start(starts: Starts, job: list[str], undisturbed:
     command = [*job, f"output.path={out}"]
     died = starts.start(command, PATCH + crash)
     assert died.code == -9, died.said
+    assert "half" not in crash or list(out.glob("_run/carries/*/.longscan-*")), "half a carry is left"
     before = reports(out)
     readable = sorted(path.relative_to(out) for path in out.glob("*/part-*.parquet"))
     for name in readable:
@@ -96,3 +119,41 @@ def test_a_crash_and_the_next_start(starts: Starts, job: list[str], undisturbed:
     assert len(after) == SHARDS
     assert {name: after[name] for name in before} == before, "what was done is not done again"
     assert not [path for path in out.rglob("*") if path.name.startswith(".longscan-") or path.name == "tmp"], "nothing is left behind"
+
+
+ASLEEP = """
+import os, signal
+from longscan.pipeline import write
+whole = write.gate
+def gate(*a, **k):
+    write.gate = whole
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return whole(*a, **k)
+write.gate = gate
+"""
+
+
+def test_who_was_taken_for_dead_and_wakes_up_changes_nothing(
+    starts: Starts, job: list[str], undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that falls asleep before a commit's gate; a start on what it takes for another machine goes on without it."""
+    out = tmp_path / "out"
+    command = [*job, f"output.path={out}"]
+    asleep = starts.begin(command, ASLEEP)
+    end = time.monotonic() + 60
+    while Path(f"/proc/{asleep}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+    monkeypatch.setattr(RunLock.__init__, "__kwdefaults__", RunLock.__init__.__kwdefaults__ | {"beat_s": 0.1, "stale_s": 0.0})
+    try:
+        assert main(command) == 0
+        before = snapshot(out)
+    finally:
+        os.kill(asleep, signal.SIGCONT)
+        late = starts.end()
+    assert late.code == 2
+    assert "another run has taken this output over" in late.said
+    after = snapshot(out)
+    assert {name: after[name] for name in before} == before, "nothing of it is replaced"
+    assert same_tables(out, undisturbed) == ["documents", "errors", "windows"]
