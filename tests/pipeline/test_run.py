@@ -159,6 +159,19 @@ def test_a_hang_and_a_device_that_fails_start_workers_anew_and_cost_one_document
     assert rows(tmp_path / "out", "documents") == [row for n, row in enumerate(rows(alone, "documents")) if n != 4]
 
 
+@pytest.mark.slow
+def test_a_device_that_is_lost_costs_a_start_of_its_worker_and_nobody_is_blamed(
+    alone: Path, model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(saboteurs.MARK, str(tmp_path / "mark"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(saboteurs.__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    more = ("cluster=local", "cluster.workers=1", "cluster.cpus_per_worker=1")
+    run(compose_job(job(model, source, tmp_path / "out", *more)), build=saboteurs.poisoned)
+    assert (tmp_path / "mark").exists()
+    assert len({json.loads(path.read_text())["pid"] for path in (tmp_path / "out" / "_run" / "attempts").glob("*/??????")}) == 2
+    assert_same(tmp_path / "out", alone)
+
+
 def test_on_a_cluster_that_is_told_to_stop(
     alone: Path, address: str, model: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,9 +29,9 @@ from witness import FOLDER, RATE, Evidence, read_notes
 HERE = Path(__file__).parent
 ROWS = 3
 """Of a shard: a long document, of which several carries are made, and two short ones."""
-INTERVAL = 1024
+INTERVAL = 512
 """engine.checkpoint_tokens."""
-SLACK = 1024
+SLACK = 512
 POLL_S = 0.4
 
 
@@ -127,8 +127,8 @@ class Soak:
         return False
 
     def _next_kill(self, every_s: float) -> float:
-        """When: of four kills three wait for somebody to be at work, the fourth hits whatever there is: a start, a plan, nothing."""
-        self.patient = self.random.random() < 0.75
+        """When: of ten kills nine wait for somebody to be at work, the tenth hits whatever there is: a start, a plan, nothing."""
+        self.patient = self.random.random() < 0.9
         return time.monotonic() + self.random.uniform(0.25, 1.75) * every_s
 
     def _start(self, address: str) -> subprocess.Popen[bytes]:
@@ -184,8 +184,8 @@ def main() -> int:
     parser.add_argument("--shards", type=int, default=200)
     parser.add_argument("--nodes", type=int, default=2, help="beside the head")
     parser.add_argument("--every", type=float, default=4.0, help="seconds between two kills, on average")
-    parser.add_argument("--length", type=int, default=16000, help="of the long documents, one a shard, in bytes")
-    parser.add_argument("--rate", type=float, default=4000.0, help="tokens/s of a worker, which sleeps for the rest")
+    parser.add_argument("--length", type=int, default=6000, help="of the long documents, one a shard, in bytes")
+    parser.add_argument("--rate", type=float, default=5000.0, help="tokens/s of a worker, which sleeps for the rest")
     parser.add_argument("--kills", type=int, default=0, help="fewer than so many are no success")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds")
     parser.add_argument("--seed", type=int, default=0)

@@ -16,6 +16,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_run_under_fire_ends_as_an_undisturbed_one(tmp_path: Path, seed: int) -> None:
-    soak = Soak(tmp_path, shards=20, nodes=2, seed=seed, length=16000, rate=4000)
+    soak = Soak(tmp_path, shards=20, nodes=2, seed=seed, length=6000, rate=3000)
     assert soak.run(every_s=5, limit_s=900), (tmp_path / "said").read_text()
     assert soak.hits > 0
