@@ -34,6 +34,9 @@ from longscan.pipeline.worker import SHARDS_AT_ONCE, Chain, Job, Result, Worker
 
 NO_LIMIT_S = -1
 """Ray Data gives a run up that yields no row for half an hour, which one long document may well take."""
+GROW_AT, SHRINK_AT = 0.5, 0.2
+"""Shards in hand, of all that the pool's workers could take, those that are still starting among them: with more than this there
+are twice as many workers, or one fewer with less. By default Ray wants more than all, which workers that queue nothing never have."""
 QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
 TALLY_S = 1.0
 POLL_S = 0.5
@@ -167,6 +170,8 @@ def _pool(job: Job, workers: Workers, chains: Sequence[Chain], progress: Progres
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     context.execution_no_progress_timeout_s = NO_LIMIT_S
+    context.autoscaling_config.actor_pool_util_upscaling_threshold = GROW_AT
+    context.autoscaling_config.actor_pool_util_downscaling_threshold = SHRINK_AT
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what goes wrong is told by `_told`
     # Beside the driver, without whom there is no run: no other node that goes takes it along.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)

@@ -19,6 +19,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +53,22 @@ class Soak:
         self.jobs = {path: words(model, source, path, *sizes, *windows) for path in (self.expected, self.output)}
         self.environment = {FOLDER: str(self.notes), RATE: str(rate), "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path[1:]])}
         self.num_nodes = nodes
+        self.nodes: list[Any] = []
         self.kills: Counter[str] = Counter()
         self.hits = 0
-        self.patient = True
         self.drivers: list[subprocess.Popen[bytes]] = []
 
     def run(self, every_s: float, limit_s: float) -> bool:
         """Whether the run was complete within `limit_s`; with the tables as they must be, or an AssertionError."""
+        with self.cluster():
+            done = self._under_fire(every_s, time.monotonic() + limit_s)
+        if done:
+            self.check()
+        return done
+
+    @contextmanager
+    def cluster(self) -> Iterator[None]:
+        """Behind the undisturbed run: while it lasts, there is a cluster, of a head and `nodes`, each with room for a worker."""
         undisturbed = [sys.executable, "-m", "longscan.jobs.run", *self.jobs[self.expected], "cluster=inprocess"]
         subprocess.run(undisturbed, check=True, stderr=subprocess.DEVNULL)
         assert success(self.expected)["shards"] == self.shards
@@ -66,19 +77,17 @@ class Soak:
         import ray
         from ray.cluster_utils import Cluster
 
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-        nodes = [cluster.add_node(num_cpus=1) for _ in range(self.num_nodes)]
+        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
         try:
-            done = self._under_fire(cluster, nodes, every_s, time.monotonic() + limit_s)
+            for _ in range(self.num_nodes):
+                self.add_node()
+            yield
         finally:
             for driver in self.drivers:
                 driver.kill()
                 driver.wait()
             ray.shutdown()
-            cluster.shutdown()
-        if done:
-            self.check()
-        return done
+            self._cluster.shutdown()
 
     def check(self) -> None:
         same_tables(self.output, self.expected)
@@ -105,50 +114,40 @@ class Soak:
     def evidence(self) -> Evidence:
         return read_notes(self.notes, ROWS)
 
-    def _under_fire(self, cluster: Any, nodes: list[Any], every_s: float, end: float) -> bool:
-        driver = self._start(cluster.address)
-        at = self._next_kill(every_s)
-        while time.monotonic() < end:
-            try:
-                code = driver.wait(POLL_S)
-            except subprocess.TimeoutExpired:
-                if not self.working() and self.patient:
-                    at = self._next_kill(every_s)
-                elif time.monotonic() >= at:
-                    driver = self._kill(driver, cluster, nodes)
-                    at = self._next_kill(every_s)
-                continue
-            if code == 0:
-                return True
-            print(f"the driver ended with {code}: {(self.folder / 'said').read_text()[-600:]}", flush=True)
-            if code != 75:
-                return False
-            driver = self._start(cluster.address)
+    def start(self) -> None:
+        """Start the command, or start it again."""
+        where = ("cluster=ray", f"cluster.address={self._cluster.address}", "cluster.workers=[1,2]", "cluster.cpus_per_worker=1")
+        with (self.folder / "said").open("wb") as said:
+            command = [sys.executable, HERE / "driver.py", *self.jobs[self.output], *where]
+            self.drivers.append(subprocess.Popen(command, stderr=said, stdout=said))
+
+    def ended(self, timeout_s: float) -> bool:
+        """Whether the run is complete `timeout_s` from now; where a start ended with 75, there is another then."""
+        try:
+            code = self.drivers[-1].wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        if code == 0:
+            return True
+        said = (self.folder / "said").read_text()[-600:]
+        print(f"the driver ended with {code}: {said}", flush=True)
+        assert code == 75, said
+        self.start()
         return False
 
-    def _next_kill(self, every_s: float) -> float:
-        """When: of ten kills nine wait for somebody to be at work, the tenth hits whatever there is: a start, a plan, nothing."""
-        self.patient = self.random.random() < 0.9
-        return time.monotonic() + self.random.uniform(0.25, 1.75) * every_s
+    def add_node(self) -> None:
+        self.nodes.append(self._cluster.add_node(num_cpus=1))
 
-    def _start(self, address: str) -> subprocess.Popen[bytes]:
-        words = [*self.jobs[self.output], "cluster=ray", f"cluster.address={address}", "cluster.workers=[1,2]", "cluster.cpus_per_worker=1"]
-        with (self.folder / "said").open("wb") as said:
-            self.drivers.append(subprocess.Popen([sys.executable, HERE / "driver.py", *words], stderr=said, stdout=said))
-        return self.drivers[-1]
-
-    def _kill(self, driver: subprocess.Popen[bytes], cluster: Any, nodes: list[Any]) -> subprocess.Popen[bytes]:
-        what, working = self.random.choice(["worker", "worker", "node", "driver"]), self.working()
-        if what == "worker" and not working:
-            return driver
+    def kill(self, what: str) -> bool:
+        """Kill a "worker" that is at work, a "node", or the "driver", and set another in its place. Whether that hit somebody at work."""
+        working = self.working()
         if what == "driver":
-            driver.kill()
-            driver.wait()
-            driver = self._start(cluster.address)
+            self.drivers[-1].kill()
+            self.drivers[-1].wait()
+            self.start()
         elif what == "node":
-            victim = nodes.pop(self.random.randrange(len(nodes)))
-            cluster.remove_node(victim, allow_graceful=False)
-            nodes.append(cluster.add_node(num_cpus=1))
+            self._cluster.remove_node(self.nodes.pop(self.random.randrange(len(self.nodes))), allow_graceful=False)
+            self.add_node()
         else:
             os.kill(self.random.choice(working), signal.SIGKILL)
             time.sleep(0.1)
@@ -157,7 +156,23 @@ class Soak:
         self.hits += hit
         done = len(list((self.output / "_run" / "manifest").glob("*.json")))
         print(f"{time.strftime('%H:%M:%S')} killed a {what}{'' if hit else ', nobody at work'}; {done} shards are done", flush=True)
-        return driver
+        return hit
+
+    def _under_fire(self, every_s: float, end: float) -> bool:
+        """Of ten kills nine wait until somebody is at work; the tenth hits whatever there is: a start, a plan, nothing."""
+        self.start()
+        at, patient = 0.0, True
+        while time.monotonic() < end:
+            if self.ended(POLL_S):
+                return True
+            working = self.working()
+            if not at or (patient and not working):
+                patient = self.random.random() < 0.9
+                at = time.monotonic() + self.random.uniform(0.25, 1.75) * every_s
+            elif time.monotonic() >= at:
+                self.kill(self.random.choice(["worker", "worker", "node", "driver"] if working else ["node", "driver"]))
+                at = 0.0
+        return False
 
     def working(self) -> list[int]:
         """Processes that have begun a shard and live."""
