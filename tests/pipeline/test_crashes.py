@@ -36,7 +36,7 @@ carries = 0
 def nth_carry(name):
     global carries
     carries += name.endswith(".carry")
-    return carries == 5 and name.endswith(".carry")
+    return carries == 2 and name.endswith(".carry")
 def half(place, data, whole=storage._temporary_beside):
     if not nth_carry(place.path): return whole(place, data)
     with open(os.path.join(os.path.dirname(place.path), ".longscan-half"), "wb") as file: file.write(data[: len(data) // 2])
