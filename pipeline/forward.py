@@ -229,10 +229,10 @@ class Forward:
         ended = [e.entry.lane_out for e in step.entries if e.entry.ends] if self.task.state_norm else []
         norms = [self._to_host(self.model.state_norms(self.model_state, lane)) for lane in ended]
         carries = {i: self.copy_lane(e.entry.lane_out) for i, e in enumerate(step.entries) if e.at_risk}
-        done = self._mark()
+        picks, picked = self._pick(step, hidden_TD)
+        done = self._mark()  # behind all that is read when it has passed
         if done is None:
             self.meter.add(DEVICE, wall=time.perf_counter() - began)
-        picks, picked = self._pick(step, hidden_TD)
         replaced = [e.document.carry.replaced for e in step.entries if e.entry.ends]
         return Launched(
             segments, logprobs_T, firsts, first_logprobs, picks, picked, norms, documents, replaced, windows, carries, kept, begun, done

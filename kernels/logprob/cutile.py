@@ -54,7 +54,8 @@ def score_rows(hidden_TD, weight_VD, target_T, logprob_T, V: CI, D: CI, ROWS: CI
         largest = higher
     # The two sums of the target's logit differ in their last bits, and no probability is above one.
     value = ct.minimum(found - largest - ct.log2(total) * LN_2, 0.0)
-    ct.store(logprob_T, (block,), ct.where(target >= 0, value, float("nan")).reshape((ROWS,)))
+    # Without TMA: the last block may have fewer rows than ROWS, and by TMA it wrote beyond them (found between fences, on an H200).
+    ct.store(logprob_T, (block,), ct.where(target >= 0, value, float("nan")).reshape((ROWS,)), allow_tma=False)
 
 
 def logprob(hidden_TD: torch.Tensor, weight_VD: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
