@@ -22,7 +22,8 @@ MORE = ("task=embed_score", "task.embedding.window_tokens=64", "task.score.windo
 PATCH = (
     DIE
     + """
-from longscan.pipeline import keeper, ledger, output, storage, suspects, tables, write
+import time
+from longscan.pipeline import forward, keeper, ledger, output, storage, suspects, tables, write
 def at(place, name, when, whole, before=True):
     # `whole`, which dies before or after it has done what it is asked, where `when` says so of its arguments
     def patched(*a, **k):
@@ -37,6 +38,13 @@ def nth_carry(name):
     global carries
     carries += name.endswith(".carry")
     return carries == 2 and name.endswith(".carry")
+def at_leisure():
+    # steps so far apart that carries are written between them, on whatever disk
+    whole = forward.Forward.launch
+    def launch(*a):
+        time.sleep(0.2)
+        return whole(*a)
+    forward.Forward.launch = launch
 def half(place, data, whole=storage._temporary_beside):
     if not nth_carry(place.path): return whole(place, data)
     with open(os.path.join(os.path.dirname(place.path), ".longscan-half"), "wb") as file: file.write(data[: len(data) // 2])
@@ -50,9 +58,9 @@ CRASHES = {
     "in_the_planner_behind_the_plan": "at(output, 'atomic_write', lambda to, _: to.name == 'fingerprint.json', output.atomic_write)",
     "before_the_write": "at(write.PartWriter, '_open_tables', lambda part, _: part._shard.index == 1, write.PartWriter._open_tables)",
     "in_the_write": "at(tables.PartFile, 'write', lambda *_: True, tables.PartFile.write, before=False)",
-    "in_the_middle_of_a_carrys_save": "storage._temporary_beside = half",
-    "with_a_carry_whole_and_not_moved": "at(storage.os, 'replace', lambda _, to: nth_carry(to), storage.os.replace)",
-    "behind_a_carry_with_the_one_before_still_there": "at(keeper, 'remove', lambda _: True, keeper.remove)",
+    "in_the_middle_of_a_carrys_save": "at_leisure(); storage._temporary_beside = half",
+    "with_a_carry_whole_and_not_moved": "at_leisure(); at(storage.os, 'replace', lambda _, to: nth_carry(to), storage.os.replace)",
+    "behind_a_carry_with_the_one_before_still_there": "at_leisure(); at(keeper, 'remove', lambda _: True, keeper.remove)",
     "with_the_files_whole_and_none_moved": "at(write, 'commit_file', lambda path, to: second(path, to), write.commit_file)",
     "between_two_files_of_a_shard": (
         "at(write, 'commit_file', lambda path, to: second(path, to) and to.parent.name == 'errors', write.commit_file)"
