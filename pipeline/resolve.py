@@ -211,7 +211,17 @@ def choose_sizes(
         # A few shards a worker, so that the last ones even out, and none so small that its files are all overhead.
         shard = min(1 << 26, max(1 << 20, estimated_tokens // (8 * workers)))
     check_sizes(lanes=int(lanes), step_tokens=int(step), segment_tokens=engine.segment_tokens)
+    if device.kind == "cuda":
+        _check_reach("engine.step_tokens", int(step), geometry.channels)
+        _check_reach("engine.lanes", int(lanes), geometry.inner * geometry.state_size)
     return Sizes(int(lanes), int(step), int(shard))
+
+
+def _check_reach(name: str, rows: int, width: int) -> None:
+    """Raise ConfigError where the kernels would need more than 32 bits for the place of a number in `rows` rows of `width`."""
+    most = 2**31 // width // TILE * TILE
+    if rows > most:
+        raise ConfigError(f"{name}: expected at most {most} on a GPU with this model, got {rows}")
 
 
 def _blocks(geometry: Mamba2Geometry) -> int:

@@ -173,6 +173,14 @@ def test_a_prompt_takes_slots_of_the_states(folder: Path, geometry: Mamba2Geomet
         assert choose_sizes(job(folder), geometry, tight, 1, 1, choice.context_slots).lanes == 100 - choice.context_slots
 
 
+@pytest.mark.parametrize(("key", "value"), [("engine__step_tokens", 1 << 18), ("engine__lanes", 4096)])
+def test_sizes_whose_places_the_kernels_cannot_count(folder: Path, geometry: Mamba2Geometry, key: str, value: int) -> None:
+    codestral = replace(geometry, d_model=4096, num_heads=128, head_dim=64, num_groups=8, state_size=128)
+    with pytest.raises(ConfigError, match=rf"{key.replace('__', '.')}: expected at most \d+ on a GPU with this model, got {value}"):
+        choose_sizes(job(folder, **{key: value}), codestral, H200, 10**9, 8)
+    choose_sizes(job(folder, **{key: value}), codestral, CPU, 10**9, 8)
+
+
 def test_sizes_as_asked(folder: Path, geometry: Mamba2Geometry) -> None:
     config = job(folder, engine__lanes=3, engine__step_tokens=8256, engine__segment_tokens=64, output__shard_tokens=77)
     sizes = choose_sizes(config, geometry, CPU, 1, 1)
