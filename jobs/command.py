@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable
 
+from longscan.pipeline.console import shown
 from longscan.pipeline.errors import LongscanError, Stopped
 
 
@@ -24,5 +25,5 @@ def finish(name: str, work: Callable[[], None]) -> int:
 
 
 def _fail(name: str, error: LongscanError) -> int:
-    print(f"{name}: error: {error}", file=sys.stderr)
+    print(shown(f"{name}: error: {error}"), file=sys.stderr)
     return error.exit_code

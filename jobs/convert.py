@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from longscan.jobs.command import finish
+from longscan.pipeline.storage import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,7 +21,7 @@ def _convert(options: argparse.Namespace) -> None:
     from longscan.pipeline.fetch import fetch_model
     from longscan.pipeline.model.convert import convert
 
-    print(convert(fetch_model(options.source, options.revision).folder, options.target, format=options.format))
+    print(printable(str(convert(fetch_model(options.source, options.revision).folder, options.target, format=options.format))))
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

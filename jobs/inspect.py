@@ -9,6 +9,7 @@ from pathlib import Path
 
 from longscan.jobs.command import finish
 from longscan.pipeline.config import DEMO
+from longscan.pipeline.storage import printable
 
 DEMO_MODEL = Path(__file__).parent / "demo" / "model"
 
@@ -26,7 +27,7 @@ def _model(options: argparse.Namespace) -> None:
 
     folder = fetch_model(str(DEMO_MODEL) if options.path == DEMO else options.path, options.revision).folder
     found = describe(folder, lanes=options.lanes, format=options.format)
-    print("\n".join(found.lines))
+    print(printable("\n".join(found.lines)))
     if found.refusal:
         raise found.refusal
 

@@ -21,8 +21,8 @@ from types import FrameType
 
 from longscan.jobs.compose import compose_job, spelled_keys
 from longscan.pipeline.config import DEMO, JobConfig
+from longscan.pipeline.console import shown, speak
 from longscan.pipeline.errors import LongscanError, Stopped, again
-from longscan.pipeline.storage import printable
 
 log = logging.getLogger("longscan")
 
@@ -70,15 +70,8 @@ def _run(config: JobConfig) -> int:
     return 0
 
 
-class _Printable(logging.Formatter):
-    """Lines that a terminal takes as they are meant: no control characters of a file's name or of data in them, and no secrets."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
-
-
 def _fail(error: LongscanError) -> int:
-    print(printable(f"longscan: error: {error}"), file=sys.stderr)
+    print(shown(f"longscan: error: {error}"), file=sys.stderr)
     return error.exit_code
 
 
@@ -100,9 +93,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 @contextmanager
 def _logging() -> Iterator[None]:
     """While it lasts, longscan speaks on standard error; other libraries keep their warnings to themselves."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Printable("%(asctime)s %(message)s", "%H:%M:%S"))
-    log.addHandler(handler)
+    handler = speak()
     level = log.level
     log.setLevel(logging.INFO)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from longscan.pipeline.config import JobConfig
+from longscan.pipeline.console import NAME, speak
 from longscan.pipeline.errors import ConfigError, LongscanError, Stopped
 from longscan.pipeline.nodes import Node, Workers, cores_here
 from longscan.pipeline.progress import Progress
@@ -301,6 +302,8 @@ class RayWorker:
         import ray
 
         torch.set_num_threads(cores)
+        if not logging.getLogger(NAME).handlers:
+            speak()  # to the worker's log of Ray's, which is a file
         self._tally = tally
         self._name = f"{os.uname().nodename}:{os.getpid()}"
         self._threads = ThreadPoolExecutor(SHARDS_AT_ONCE, thread_name_prefix="shard")

@@ -15,6 +15,8 @@ from longscan.pipeline.records import Ids
 
 NO_COLUMNS = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
 MAX_ID = np.iinfo(np.int32).max
+MOST_ID = 1 << 16
+"""Characters of a document's id: it is written with each of the document's windows, tokens and positions."""
 
 _STRING_OF = {pa.binary(): pa.string(), pa.large_binary(): pa.large_string(), pa.binary_view(): pa.string_view()}
 _OFFSETS = {pa.string(): np.int32, pa.large_string(): np.int64}
@@ -244,7 +246,7 @@ def _positions(column: pa.Array) -> Callable[[int], npt.NDArray[np.int64]]:
 
 
 def _ids(column: pa.Array) -> Callable[[int], str]:
-    """A function from a row to its id as a string; raises Bad where it is null or not UTF-8."""
+    """A function from a row to its id as a string; raises Bad where it is null, not UTF-8 or longer than any id."""
     column = _as_strings(column)
     if pa.types.is_fixed_size_binary(column.type):
         column = pa.array([_hex(value.as_py()) for value in column], pa.string())
@@ -253,7 +255,8 @@ def _ids(column: pa.Array) -> Callable[[int], str]:
     all_valid = _valid(column)
     if all_valid and not column.null_count:
         known: list[str] = column.to_pylist()
-        return known.__getitem__
+        if all(len(name) <= MOST_ID for name in known):
+            return known.__getitem__
 
     def doc_id(i: int) -> str:
         value = column[i]
@@ -261,7 +264,10 @@ def _ids(column: pa.Array) -> Callable[[int], str]:
             raise Bad("NullId", "expected an id, found null")
         if not all_valid and not _valid(column.slice(i, 1)):
             raise Bad("InvalidUtf8", f"expected an id in UTF-8, found {_first_fault(value.as_buffer())}")
-        return str(value.as_py())
+        name = str(value.as_py())
+        if len(name) > MOST_ID:
+            raise Bad("IdTooLong", f"expected an id of at most {MOST_ID} characters, found {len(name)}, which begins {name[:20]!r}")
+        return name
 
     return doc_id
 

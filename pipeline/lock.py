@@ -22,11 +22,14 @@ from types import TracebackType
 from longscan.pipeline.errors import OutputError
 from longscan.pipeline.gate import gate
 from longscan.pipeline.ledger import RUN
-from longscan.pipeline.storage import Location, atomic_write, children, create_exclusive, read_bytes, remove
+from longscan.pipeline.storage import Location, atomic_write, children, create_exclusive, overwrite, read_bytes, remove
 
 BEAT_S = 15.0
 STALE_S = 90.0
 """A beat older than this by the clock is watched for two more beats: clocks of two machines may differ."""
+
+_held: set[str] = set()
+"""Tokens of the locks that this process has and has not released."""
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +67,12 @@ class RunLock:
         self._owner = Owner(secrets.token_hex(8), socket.gethostname(), os.getpid(), _process(os.getpid()))
         self._lost = threading.Event()
         self._done = threading.Event()
-        self._number = self._take()
+        _held.add(self._owner.token)  # before anybody can see it
+        try:
+            self._number = self._take()
+        except BaseException:
+            _held.discard(self._owner.token)
+            raise
         with gate(output, shut=True):
             pass  # a commit of the start before, whose workers may outlive it, ends first; later ones find this start and give way
         self._thread = threading.Thread(target=self._beat, name="longscan-lock", daemon=True)
@@ -89,13 +97,18 @@ class RunLock:
             raise OutputError(f"{self._output}: another run has taken this output over, since this one did not move; it goes on there")
 
     def release(self) -> None:
-        """Give the lock back. A second call does nothing."""
+        """Give the lock back. A second call does nothing.
+
+        What keeps it from being written, such as a disk that is read-only by now, is told of and no more: what became of the run
+        is worth more than this, and the next start finds a process that is gone.
+        """
         if self._done.is_set():
             return
         self._done.set()
         self._thread.join()
+        _held.discard(self._owner.token)
         if not self._lost.is_set():
-            self._write(replace(self._owner, released=True))
+            self._write_last(replace(self._owner, released=True))
 
     def _take(self) -> int:
         while True:
@@ -123,7 +136,9 @@ class RunLock:
             return True
         here = owner.host == self._owner.host and _machine(owner.process) == _machine(self._owner.process)
         if here:
-            dead = _process(owner.pid) != owner.process
+            process = _process(owner.pid)
+            given_up = process == self._owner.process and owner.token not in _held  # by this process, on a disk that kept it from saying so
+            dead = process != owner.process or given_up
         else:
             dead = self._clock() - owner.time > self._stale_s and self._stands_still(number, owner)
         if dead:
@@ -146,6 +161,17 @@ class RunLock:
                 self._write(self._owner)
             except Exception as error:  # a disk that is full or away for a while does not end the run here
                 log.warning("%s: the lock cannot be refreshed: %s", self._output, error)
+
+    def _write_last(self, owner: Owner) -> None:
+        try:
+            try:
+                self._write(owner)
+            except OutputError:
+                if not self._output.is_local:
+                    raise
+                overwrite(self._place(self._number), _spelled(owner))
+        except OutputError as error:
+            log.warning("%s: the lock cannot be given back; the next start takes it over: %s", self._output, error)
 
     def _write(self, owner: Owner) -> None:
         atomic_write(self._place(self._number), _spelled(owner))

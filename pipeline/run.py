@@ -35,7 +35,7 @@ from longscan.pipeline.records import ShardReport
 from longscan.pipeline.resolve import Choice, Sizes, choose, choose_sizes, choose_spans, look_at_device, model_facts, pinned, tokenizer_of
 from longscan.pipeline.scan import Scan, scan
 from longscan.pipeline.states import check_bound, check_keeps, earlier_run
-from longscan.pipeline.storage import locate
+from longscan.pipeline.storage import locate, remember_secrets
 from longscan.pipeline.worker import SHARDS_AT_ONCE, Chain, EngineBuilder, Job, Result, Worker
 from longscan.pipeline.write import check_passthrough
 
@@ -66,6 +66,7 @@ def run(config: JobConfig, *, build: EngineBuilder | None = None) -> dict[str, A
     Raises ConfigError, ModelError, InputError, OutputError before anything starts, TooManyErrors once the run is complete
     with more error rows than allowed, Stopped where it is not complete and can go on.
     """
+    remember_secrets(repr(config))
     validate(config)
     with cluster.joined(config):
         prepared = prepare(config)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
@@ -26,6 +27,9 @@ TEMPORARY = ".longscan-"
 OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "oss", "oci", "hf"})
 """Protocols of file systems without folders."""
 
+SHORTEST_SECRET, LONG_NAME = 6, 16
+"""Characters. A user without a password is a token where it is long; else it is a name, as of a container."""
+
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::[A-Za-z][A-Za-z0-9+.-]+)*://")
 _USER = re.compile(r"(?<=://)[^/\s'\"]*@")
 _QUERY = re.compile(r"(?<=://)([^\s'\"?]*)\?[^\s'\"]*")
@@ -34,9 +38,25 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
+_secrets: set[str] = set()
+"""Of the URIs that this process has met: libraries quote parts of a URI alone."""
+
+
+def remember_secrets(text: str) -> None:
+    """Mask the secrets of the URIs in `text` from now on, wherever they come up."""
+    users = [found[0][:-1] for found in _USER.finditer(text)]
+    words = [user.partition(":")[2] for user in users] + [user for user in users if len(user) >= LONG_NAME]
+    words += [pair.rpartition("=")[2] for found in _QUERY.finditer(text) for pair in found[0].partition("?")[2].split("&")]
+    # A shorter one is a version or the like, and would mask half of what is said.
+    _secrets.update(each for word in words for each in (word, unquote(word)) if len(each) >= SHORTEST_SECRET)
+
+
 def redact(text: str) -> str:
     """`text` with every secret of the URIs in it masked: user and password, and the query. Local paths stay as they are."""
-    return _QUERY.sub(r"\1?***", _USER.sub("***@", text))
+    text = _QUERY.sub(r"\1?***", _USER.sub("***@", text))
+    for secret in sorted(_secrets, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
 
 
 def printable(text: str) -> str:
@@ -97,6 +117,7 @@ def locate(path: str, error: type[LongscanError] = InputError) -> Location:
     if not is_uri(path):
         path = os.path.abspath(path if os.path.lexists(path) else os.path.expanduser(path))
         return Location(LocalFileSystem(), path, path)
+    remember_secrets(path)
     try:
         fs, found = url_to_fs(path)
     except ImportError as cause:
@@ -141,7 +162,7 @@ def read_bytes(place: Location) -> bytes | None:
 
 def remove(place: Location) -> None:
     """Remove one file; one that is not there is fine."""
-    with suppress(FileNotFoundError):
+    with writing(place), suppress(FileNotFoundError):
         if place.is_local:
             os.unlink(place.path)
         else:
@@ -154,13 +175,13 @@ def remove_all(folder: Location, names: Sequence[str]) -> None:
         for name in names:
             remove(folder / name)
     elif names:
-        with suppress(FileNotFoundError):
+        with writing(folder), suppress(FileNotFoundError):
             folder.fs.rm([(folder / name).path for name in names])
 
 
 def remove_tree(place: Location) -> None:
     """Remove a file, or a folder with all that is in it; what is not there is fine."""
-    with suppress(FileNotFoundError):
+    with writing(place), suppress(FileNotFoundError):
         if not place.is_local:
             place.fs.rm(place.path, recursive=True)
         elif os.path.isdir(place.path) and not os.path.islink(place.path):
@@ -182,6 +203,13 @@ def atomic_write(place: Location, data: bytes) -> None:
             os.unlink(temporary)
             raise
         sync_folder(os.path.dirname(place.path))
+
+
+def overwrite(place: Location, data: bytes) -> None:
+    """Write over a local file that is there, in its place: what is left to do on a disk that has no room. A crash may tear it."""
+    with writing(place), open(place.path, "r+b") as file:
+        file.write(data)
+        file.truncate()
 
 
 def create_exclusive(place: Location, data: bytes) -> bool:

@@ -33,7 +33,7 @@ from longscan.pipeline.read import Reader
 from longscan.pipeline.records import Shard, ShardReport, has_windows
 from longscan.pipeline.resolve import Choice, Sizes, tokenizer_folder
 from longscan.pipeline.states import KeptStates, binding
-from longscan.pipeline.storage import locate
+from longscan.pipeline.storage import locate, remember_secrets
 from longscan.pipeline.suspects import History, Turns, Unfit, process_carefully
 from longscan.pipeline.tokenize import DocumentTokenizer, load_tokenizer
 from longscan.pipeline.watchdog import Watchdog
@@ -109,6 +109,7 @@ class Worker:
         Raises ConfigError where the device's memory does not hold the model and the states.
         """
         config, choice, sizes = job.config, job.choice, job.sizes
+        remember_secrets(repr(config))
         folder = fetch_model(config.model.path, config.model.revision).folder  # on this machine, which may not be the driver's
         tokenizer = None
         if config.input.tokens_column is None:

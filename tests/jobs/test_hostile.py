@@ -30,8 +30,8 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_input(tmp_path_factory.mktemp("in") / "in.parquet", texts(5))
 
 
-def refused(capsys: Capture, arguments: list[str], *says: object) -> None:
-    """The command exits with 2 and one message that says all of `says`."""
+def refused(capsys: Capture, arguments: list[str], *says: object) -> str:
+    """The command exits with 2 and one message that says all of `says`. Returns what it printed."""
     capsys.readouterr()
     assert main(arguments) == 2
     said = capsys.readouterr().err
@@ -39,6 +39,7 @@ def refused(capsys: Capture, arguments: list[str], *says: object) -> None:
     assert "Traceback" not in said
     for part in says:
         assert str(part) in said, said
+    return said
 
 
 class TestOutput:
@@ -192,6 +193,61 @@ class TestRows:
         ]
         assert success(tmp_path / "out")["errors"] == 4
 
+    def test_ids_are_data_and_never_paths(self, model: Path, tmp_path: Path, capsys: Capture) -> None:
+        ids = [
+            "../../../evil",
+            f"{tmp_path}/evil",
+            "a\x00b",
+            "dup",
+            "dup",
+            "🙂",
+            "\x1b[31mred",
+            "\r\nline",
+            "",
+            "y" * 65536,
+            "z" * 65537,
+            None,
+        ]
+        source = write_input(tmp_path / "in" / "\x1b[2Jbad\n00:00:00 done.parquet", texts(len(ids)), id=pa.array(ids))
+        (tmp_path / "in" / "\x07broken.parquet").write_bytes(b"no")
+        more = ("task=embed_score", "task.embedding.window_tokens=64", "task.score.window_tokens=64", "engine.checkpoint_tokens=64")
+        assert main(words(model, source.parent, tmp_path / "out", *more, "input.id_column=id", "max_errors=3")) == 0
+        assert [row["doc_id"] for row in rows(tmp_path / "out", "documents")] == ids[:-2]
+        errors = rows(tmp_path / "out", "errors")
+        assert [(row["doc_id"], row["error"]) for row in errors] == [(None, "UnreadableFile"), (None, "IdTooLong"), (None, "NullId")]
+        assert "at most 65536 characters, found 65537" in errors[1]["message"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+        parts = [path for path in (tmp_path / "out").rglob("*") if path.is_file() and "_run" not in path.parts]
+        assert {path.name for path in parts} == {"part-00000-of-00001.parquet", "_SUCCESS"}
+        said = capsys.readouterr().err
+        assert "an id that an earlier one has too, the first is 'dup'" in said
+        wrong = words(model, source.parent, tmp_path / "out", "input.text_column=\x1b[1mno")
+        said += refused(capsys, wrong, "\\x1b[1mno", "\\x1b[2Jbad\n  00:00:00 done")
+        assert not {"\x1b", "\x07"} & set(said)
+
+    def test_files_of_several_schemas(self, model: Path, tmp_path: Path) -> None:
+        """What fits is taken, whatever type it comes in; each row that does not is an error row that says why."""
+        two: list[str | None] = list(texts(2))
+        plain = pa.array(two)
+        tables = {
+            "a": {"text": plain, "p": pa.array([1, 2])},
+            "b": {"text": plain.cast(pa.large_string()), "p": pa.array([3, 4], pa.int8())},
+            "c": {"text": plain.dictionary_encode(), "p": pa.array(["5", "x"])},
+            "d": {"text": pa.array([1, 2]), "p": pa.array([1, 2])},
+            "e": {"body": plain, "p": pa.array([1, 2])},
+            "f": {"text": plain},
+            "g": {"text": plain, "p": pa.array([[1], None])},
+        }
+        (tmp_path / "in").mkdir()
+        for name, columns in tables.items():
+            pq.write_table(pa.table(columns), tmp_path / "in" / f"{name}.parquet")
+        assert main(words(model, tmp_path / "in", tmp_path / "out", "input.passthrough=[p]", "max_errors=99")) == 0
+        found = [(row["doc_id"], row["p"]) for row in rows(tmp_path / "out", "documents")]
+        assert found == [("a.parquet#0", 1), ("a.parquet#1", 2), ("b.parquet#0", 3), ("b.parquet#1", 4), ("c.parquet#0", 5)]
+        errors = [(row["doc_id"], row["error"]) for row in rows(tmp_path / "out", "errors")]
+        wrong = [(f"{name}.parquet#{row}", "WrongColumns") for name in "def" for row in (0, 1)]
+        assert errors == [("c.parquet#1", "InvalidPassthrough"), *wrong, *((f"g.parquet#{row}", "InvalidPassthrough") for row in (0, 1))]
+
     def test_no_rows_at_all(self, model: Path, tmp_path: Path) -> None:
         source = write_input(tmp_path / "in.parquet", [])
         assert main(words(model, source, tmp_path / "out", "task=embed_score")) == 0
@@ -260,6 +316,40 @@ class TestPaths:
         (tmp_path / "in").mkdir()
         (tmp_path / "in" / "data.jsonl").write_text("{}")
         refused(capsys, words(model, tmp_path / "in", tmp_path / "out"), "expected Parquet files", "1 .jsonl")
+
+
+class TestSecrets:
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            "input.path=s3://KEY:{}@bucket/x.parquet",
+            "input.path=https://localhost:1/x.parquet?sig={}",
+            "input.path=simplecache::https://me:{}@localhost:1/x.parquet",
+            "output.path=https://me:{}@localhost:1/out?sig={}",
+            "model.path=https://me:{}@host/model?token={}",
+            "model.tokenizer=https://me:{}@host/model?token={}",
+            "task.classify.head=https://me:{}@host/head?sig={}",
+            "cluster.address=ray://me:{}@127.0.0.1:1",
+            "engine.lanes=s3://me:{}@x",
+        ],
+    )
+    def test_a_secret_in_a_uri_is_never_said(self, model: Path, good: Path, tmp_path: Path, capsys: Capture, wrong: str) -> None:
+        """Nor where a library quotes a part of the URI alone, as that of S3 does with a bucket's name."""
+        more = {"cluster": ["cluster=ray"], "task": ["task=classify"]}.get(wrong.partition(".")[0], [])
+        assert "s3cr3tive" not in refused(capsys, words(model, good, tmp_path / "out", *more, wrong.format(*["s3cr3tive"] * 2)))
+
+    def test_nothing_of_it_is_written(self, model: Path, tmp_path: Path) -> None:
+        import fsspec
+
+        memory = fsspec.filesystem("memory")
+        data = write_input(tmp_path / "in.parquet", texts(3)).read_bytes()
+        place = "memory://me:s3cr3tive@host/in"
+        memory.pipe_file(memory._strip_protocol(place) + "/good.parquet", data)
+        memory.pipe_file(memory._strip_protocol(place) + "/bad.parquet", b"no")
+        assert main(words(model, place, tmp_path / "out", "max_errors=1")) == 0
+        assert len(rows(tmp_path / "out", "documents")) == 3
+        for path in (tmp_path / "out").rglob("*"):
+            assert path.is_dir() or b"s3cr3tive" not in path.read_bytes(), path
 
 
 class TestVectors:

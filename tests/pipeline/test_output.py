@@ -21,7 +21,7 @@ import pytest
 from longscan.pipeline import lock as locking
 from longscan.pipeline import output as outputs
 from longscan.pipeline.config import ScoreConfig, TaskConfig
-from longscan.pipeline.errors import OutputError
+from longscan.pipeline.errors import OutputError, Stopped
 from longscan.pipeline.lock import Owner, RunLock
 from longscan.pipeline.output import open_output
 from longscan.pipeline.plan import Plan, make_plan
@@ -497,6 +497,20 @@ def test_a_disk_that_is_full_for_a_while_does_not_end_the_run(
         lock.check()
         before = json.loads(read_bytes(place / "_run" / "lock" / "000001") or b"{}")["beat"]
         wait_for(lambda: json.loads(read_bytes(place / "_run" / "lock" / "000001") or b"{}")["beat"] > before)
+
+
+def test_a_lock_that_cannot_be_given_back_hides_nothing(
+    path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any) -> None:
+        raise OutputError("No space left on device")
+
+    lock = RunLock(locate(path))
+    monkeypatch.setattr(locking, "atomic_write", full)
+    monkeypatch.setattr(locking, "overwrite", full)
+    with pytest.raises(Stopped, match="what counts"), lock:
+        raise Stopped("what counts")
+    assert "the lock cannot be given back; the next start takes it over: No space left on device" in caplog.text
 
 
 def test_a_lock_ends_its_thread(path: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from longscan.pipeline import storage
 from longscan.pipeline.errors import ConfigError, InputError, OutputError
 from longscan.pipeline.storage import (
     Location,
@@ -24,6 +25,7 @@ from longscan.pipeline.storage import (
     printable,
     read_bytes,
     redact,
+    remember_secrets,
     remove,
     remove_all,
     remove_tree,
@@ -53,6 +55,14 @@ SECRETS = {
 def test_redact(text: str) -> None:
     assert redact(text) == SECRETS[text]
     assert "s3cr3t" not in redact(text)
+
+
+def test_parts_of_a_uri_that_is_known_are_masked_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "_secrets", set())
+    remember_secrets("input: 's3://KEY:s3cr3t%2Bive@b/x' and https://host/x?sig=s1gnature&v=12, az://container@account/x")
+    assert redact("Invalid bucket name KEY:s3cr3t%2Bive, or s3cr3t+ive; s1gnature of 12 in container") == (
+        "Invalid bucket name ***, or ***; *** of 12 in container"
+    )
 
 
 def test_a_location_never_shows_its_secrets() -> None:
