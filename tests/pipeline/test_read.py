@@ -564,6 +564,35 @@ def test_fifty_documents_of_45_mb_in_one_row_group(tmp_path: Path) -> None:
     assert peak <= 0.6e9
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("most", [None, 1 << 30])
+def test_a_text_of_two_gigabytes(tmp_path: Path, most: int | None) -> None:
+    """As long as a page can be. In a process of its own, for its peak of memory: the page and the value, which Arrow copies out of it."""
+    size = (1 << 31) - (1 << 20)
+    code = (
+        "import resource, sys; from pathlib import Path; import test_read as t; "
+        "t.pq.write_table(t.pa.table({'text': t.pa.array(['a' * int(sys.argv[2]), 'short'], t.pa.large_string())}), "
+        "sys.argv[1], use_dictionary=False, compression='zstd', write_statistics=False)"
+    )
+    look = (
+        "import resource, sys; from pathlib import Path; import test_read as t; "
+        "found = t.rows(Path(sys.argv[1]), max_document_bytes=int(sys.argv[2]) or None); "
+        "print(*[row.error if isinstance(row, t.ErrorRow) else len(row.text) for row in found], "
+        "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    path = str(tmp_path / "in.parquet")
+    said = []
+    for words in ([code, path, str(size)], [look, path, str(most or 0)]):
+        done = subprocess.run([sys.executable, "-c", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        said = done.stdout.split()
+    first, second, peak = said
+    assert (first, second) == ("TooLong" if most else str(size), "5")
+    print(f"peak {int(peak) / 1e6:.2f} GB")
+    assert int(peak) < 5.2e6
+
+
 def test_pieces_of_one_file_share_its_footer(tmp_path: Path) -> None:
     path = write(tmp_path / "x.parquet", {"text": [str(i) for i in range(10)]}, row_group_size=2)
     reader, (shard,) = shards(path, InputConfig())
