@@ -17,7 +17,7 @@ from longscan.kernels import tuning
 from longscan.kernels.segments import TILE
 from longscan.pipeline import cluster
 from longscan.pipeline.config import JobConfig, validate
-from longscan.pipeline.dryrun import Estimate, estimate, measure_speed
+from longscan.pipeline.dryrun import Estimate, estimate, measure_speeds
 from longscan.pipeline.duplicates import find_duplicates
 from longscan.pipeline.errors import OutputError, Stopped, TooManyErrors, again
 from longscan.pipeline.find import find_files
@@ -36,6 +36,7 @@ from longscan.pipeline.resolve import Choice, Sizes, choose, choose_sizes, choos
 from longscan.pipeline.scan import Scan, scan
 from longscan.pipeline.states import check_bound, check_keeps, earlier_run
 from longscan.pipeline.storage import locate, remember_secrets
+from longscan.pipeline.tail import longest_first
 from longscan.pipeline.worker import SHARDS_AT_ONCE, Chain, EngineBuilder, Job, Result, Worker
 from longscan.pipeline.write import check_passthrough
 
@@ -160,10 +161,10 @@ def _dry_run(prepared: Prepared) -> Estimate:
     config, choice, workers = prepared.config, prepared.choice, prepared.workers
     model = (config.model.path, config.model.revision, choice)
     asked = (prepared.sizes.step_tokens, config.engine.segment_tokens, workers.cores, config.task.scores)
-    speed = cluster.on_a_worker(config, workers.gpus, measure_speed, *model, *asked)
+    speeds = cluster.on_a_worker(config, workers.gpus, measure_speeds, *model, *asked)
     plan, segment = _plan(prepared), config.engine.segment_tokens
     keep = config.output.keep_state
-    return estimate(prepared.geometry, choice, prepared.sizes, plan, workers.most, speed, segment_tokens=segment, keep_state=keep)
+    return estimate(prepared.geometry, choice, prepared.sizes, plan, workers.most, speeds, segment_tokens=segment, keep_state=keep)
 
 
 def _work(prepared: Prepared, output: RunFolder, build: EngineBuilder | None) -> dict[str, Any]:
@@ -175,7 +176,7 @@ def _work(prepared: Prepared, output: RunFolder, build: EngineBuilder | None) ->
         plan = _plan(prepared)
         output.start(plan)
     done = output.reports()
-    chains = [chain for chain in plan.chains() if any(shard.index not in done for shard in chain)]
+    chains = [chain for chain in longest_first(plan.chains()) if any(shard.index not in done for shard in chain)]
     job = Job(config, prepared.choice, _sizes(plan, config), plan.passthrough, provenance(output.facts), build, output.number)
     log.info(
         "%d documents in %d shards, about %s tokens%s",
