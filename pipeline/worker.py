@@ -315,6 +315,8 @@ def build_engine(job: Job, folder: str, on_tokens: Callable[[int], None] | None,
         on_tokens=on_tokens,
         meter=meter,
     )
+    if choice.device != "cuda":  # a CPU's memory is promised first and missed later: nothing is known from a start that went well
+        return make(lanes=sizes.lanes)
     return with_fewer_lanes(lambda lanes: make(lanes=lanes), sizes.lanes)
 
 
@@ -340,8 +342,10 @@ def fitting(choice: Choice, sizes: Sizes) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
+        lanes = 1 if choice.device == "cuda" else sizes.lanes  # there, fewer have been tried
+        lower = "" if lanes == 1 else "Set engine.lanes lower: a run that has begun goes on with that. "
         raise ConfigError(
-            f"the model in {choice.dtype} with one lane of state and steps of {sizes.step_tokens} tokens does not fit into "
-            f"the memory of this {choice.device}: {in_a_line(error)}. Fewer lanes were tried. engine.step_tokens belongs to the run: a "
-            "lower one takes another output.path, or output.overwrite=true, which begins anew"
+            f"the model in {choice.dtype} with {lanes} lanes of state and steps of {sizes.step_tokens} tokens does not fit into "
+            f"the memory of this {choice.device}: {in_a_line(error)}. {lower}engine.step_tokens belongs to the run: a lower one takes "
+            "another output.path, or output.overwrite=true, which begins anew"
         ) from error
