@@ -115,7 +115,8 @@ class Segments:
         for e, entry in enumerate(entries):
             tile_entry[entry.first_tile : entry.first_tile + entry.num_tiles] = e
         buffer = to_device(flat, device)
-        return cls(tuple(entries), num_tiles, *_arrays(buffer, count, num_tiles), buffer, len(entries), span_tiles=span_tiles)
+        arrays = _arrays(buffer, count, num_tiles)
+        return cls(tuple(entries), num_tiles, **arrays, buffer=buffer, chains=len(entries), span_tiles=span_tiles)
 
     def recorded(self, chains: int) -> Segments:
         """The same in memory of its own, with blocks for `chains` entries: for launches that are made again when it holds others."""
@@ -123,7 +124,7 @@ class Segments:
         if not len(self.entries) <= chains <= slots:
             raise ValueError(f"chains: expected {len(self.entries)} (the entries) to {slots} (the slots), got {chains}")
         arrays = _arrays(buffer, slots, self.num_tiles)
-        return Segments(self.entries, self.num_tiles, *arrays, buffer, chains, span_tiles=self.span_tiles)
+        return Segments(self.entries, self.num_tiles, **arrays, buffer=buffer, chains=chains, span_tiles=self.span_tiles)
 
     @property
     def num_rows(self) -> int:
@@ -143,10 +144,11 @@ class Segments:
         return mask
 
 
-def _arrays(buffer: torch.Tensor, slots: int, num_tiles: int) -> tuple[torch.Tensor, ...]:
+def _arrays(buffer: torch.Tensor, slots: int, num_tiles: int) -> dict[str, torch.Tensor]:
     """The arrays of a step, as views of one buffer: those by entry, each from a multiple of 16 bytes, then that by tile."""
     by_entry = buffer[: len(buffer) - num_tiles].view(6, -1)[:, :slots]
-    return (*by_entry.unbind(0), buffer[len(buffer) - num_tiles :])
+    names = ("first_tile", "num_tokens", "position_tile", "lane_in", "lane_out", "order")
+    return dict(zip(names, by_entry.unbind(0), strict=True)) | {"tile_entry": buffer[len(buffer) - num_tiles :]}
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device | str) -> torch.Tensor:

@@ -87,8 +87,9 @@ def _cut(segments: Segments) -> Spans:
 
 
 def _spans(buffer: torch.Tensor, K: int, E: int, count: int) -> Spans:
+    first_tile, num_tokens, wanted, slot, none = buffer[: 5 * K].view(5, K).unbind(0)
     first_span, num_spans = buffer[5 * K :].view(2, -1)[:, :E].unbind(0)
-    return Spans(*buffer[: 5 * K].view(5, K).unbind(0), first_span, num_spans, buffer, count)
+    return Spans(first_tile, num_tokens, wanted, slot, none, first_span, num_spans, buffer, count)
 
 
 def _of(entry: Entry, span_tiles: int) -> Iterator[tuple[int, int, int]]:
