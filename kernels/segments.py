@@ -144,7 +144,7 @@ class Segments:
         return mask
 
 
-def _arrays(buffer: torch.Tensor, slots: int, num_tiles: int) -> dict[str, torch.Tensor]:
+def _arrays(buffer: torch.Tensor, slots: int, num_tiles: int) -> dict[str, Any]:
     """The arrays of a step, as views of one buffer: those by entry, each from a multiple of 16 bytes, then that by tile."""
     by_entry = buffer[: len(buffer) - num_tiles].view(6, -1)[:, :slots]
     names = ("first_tile", "num_tokens", "position_tile", "lane_in", "lane_out", "order")
