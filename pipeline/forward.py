@@ -140,21 +140,6 @@ class Forward:
         self._context_hidden = hidden[0][-1:].repeat(TILE, 1) if contexts[0] else None
         self._contexts = [part.double().cpu().numpy() for part in hidden] if task.embedding.include_prompt is True else []
         self._scores_first = scores_first_token(task, context_id)
-        if device.type == "cuda":
-            self._warm_up()
-
-    @torch.inference_mode()
-    def _warm_up(self) -> None:
-        """Run a step that is nobody's: what is compiled, loaded or made once is there before the first document's tokens are."""
-        num_tiles = self.tiles or 1
-        segments = self._pack([Entry(first_tile=0, num_tokens=TILE, ends=True)], num_tiles)
-        nothing_T = self._to_device(np.zeros(num_tiles * TILE, dtype=np.int64))
-        hidden_TD, self.model_state = self.model.step(nothing_T, segments, self.model_state)
-        if self.pool_state is not None:
-            self._pool(hidden_TD, segments, self.pool_state)
-        if self.task.scores:
-            self.model.logprobs(hidden_TD, nothing_T)
-        torch.cuda.synchronize(self.device)
 
     def _new_tables(self, lanes: int) -> tuple[Any, PoolState | None]:
         slots = lanes + self.contexts + self.num_spare
@@ -179,7 +164,9 @@ class Forward:
 
     @torch.inference_mode()
     def rehearse(self) -> None:
-        """A full step of nobody's, so that memory which is not there is missed now, and not behind hours of work."""
+        """A full step of nobody's: memory that is not there is missed now, and not behind hours of work; and what is compiled, loaded or
+        made once is there before the first document's tokens are.
+        """
         assert self.tiles is not None
         ids_T = self._to_device(np.full(self.tiles * TILE, PAD_ID, dtype=np.int64))
         segments = self._pack([Entry(0, self.tiles * TILE, ends=True)], self.tiles)

@@ -37,7 +37,7 @@ class GraphedModel:
         self._model = model
         self._recorded: dict[tuple[int, int], _Recorded] = {}
         self._ids_T = self._hidden_TD = torch.empty(0)
-        self._state: ModelState | None = None
+        self._tables: Tables | None = None
         self._stream = torch.cuda.Stream(model.device)
         self._memory = torch.cuda.graph_pool_handle()
         self._given_up = False
@@ -66,17 +66,20 @@ class GraphedModel:
     def step(self, ids_T: torch.Tensor, segments: Segments, state: ModelState) -> tuple[torch.Tensor, ModelState]:
         """`Mamba2.step`, but that the hidden states are in the memory of the step before: they are to be used before the next.
 
-        Where no graph can be recorded, the model runs launch by launch from then on, and the log says why.
+        Where no graph can be recorded, the model runs launch by launch from then on, and the log says why. Memory that is short is no
+        such reason: torch.OutOfMemoryError is raised, as the model raises it.
         """
         if self._given_up:
             return self._model.step(ids_T, segments, state)
-        if state is not self._state or len(ids_T) != len(self._ids_T):
+        if _tables(state) != self._tables or len(ids_T) != len(self._ids_T):
             self._begin(ids_T, segments, state)
         spans = None if segments.span_tiles is None else cut(segments)
         key = (chains_for(segments), 0 if spans is None else spans.slot.numel())
         if key not in self._recorded:
             try:
-                self._recorded[key] = self._record(segments, spans, key[0])
+                self._recorded[key] = self._record(segments, spans, key[0], state)
+            except torch.OutOfMemoryError:
+                raise
             except RuntimeError as error:
                 self._give_up(error)
                 return self._model.step(ids_T, segments, state)
@@ -91,14 +94,16 @@ class GraphedModel:
     def _begin(self, ids_T: torch.Tensor, segments: Segments, state: ModelState) -> None:
         """Run a step that reads and writes no lane, so that all that is made once is made: nothing may be while a graph is recorded."""
         self._recorded.clear()
+        self._tables = None
         idle = Segments.pack(
             [Entry(0, TILE)], segments.num_tiles, self._model.device, slots=segments.num_tokens.numel(), span_tiles=segments.span_tiles
         )
         hidden_TD, _ = self._model.step(ids_T, idle, state)
-        self._ids_T, self._hidden_TD, self._state = ids_T.clone(), torch.empty_like(hidden_TD), state
+        self._ids_T, self._hidden_TD, self._tables = ids_T.clone(), torch.empty_like(hidden_TD), _tables(state)
+        del hidden_TD
+        torch.cuda.empty_cache()  # graphs have memory of their own for what a step makes in between
 
-    def _record(self, segments: Segments, spans: Spans | None, chains: int) -> _Recorded:
-        assert self._state is not None
+    def _record(self, segments: Segments, spans: Spans | None, chains: int, state: ModelState) -> _Recorded:
         graph, layout = torch.cuda.CUDAGraph(), segments.recorded(chains)
         if spans is not None:
             layout.derived[Spans] = spans.recorded()
@@ -107,7 +112,7 @@ class GraphedModel:
             # Other threads go on meanwhile, and may use the device.
             graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
             try:
-                hidden_TD, _ = self._model.step(self._ids_T, layout, self._state)
+                hidden_TD, _ = self._model.step(self._ids_T, layout, state)
                 self._hidden_TD.copy_(hidden_TD)
             finally:
                 graph.capture_end()
@@ -119,6 +124,14 @@ class GraphedModel:
         self._recorded.clear()
         reason = (str(error) or type(error).__name__).splitlines()[0]
         log.warning("steps cannot be recorded as CUDA graphs here (%s): they are launched kernel by kernel, which is slower", reason)
+
+
+Tables = tuple[tuple[int, torch.Size], ...]
+"""Where the tables of states are, and their sides: graphs are for these. The tables themselves are not held on to."""
+
+
+def _tables(state: ModelState) -> Tables:
+    return tuple((table.data_ptr(), table.shape) for table in (state.tail, state.ssm))
 
 
 def chains_for(segments: Segments) -> int:
