@@ -33,8 +33,11 @@ ROWS = 3
 """Of a shard: a long document, of which several carries are made, and two short ones."""
 INTERVAL = 512
 """engine.checkpoint_tokens."""
-SLACK = 512
+SLACK = 256
+"""What may be computed beyond it before the carry that is due is written: a step."""
 POLL_S = 0.4
+TOKEN = secrets.token_hex(32)
+"""Of all clusters of this process, which remembers the first it is told."""
 
 
 class Soak:
@@ -72,7 +75,7 @@ class Soak:
         undisturbed = [sys.executable, "-m", "longscan.jobs.run", *self.jobs[self.expected], "cluster=inprocess"]
         subprocess.run(undisturbed, check=True, stderr=subprocess.DEVNULL)
         assert success(self.expected)["shards"] == self.shards
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_BACKEND_LOG_LEVEL": "fatal"}
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_BACKEND_LOG_LEVEL": "fatal"}
         os.environ |= self.environment
         import ray
         from ray.cluster_utils import Cluster
