@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +43,7 @@ NO_ROW = -1
 """As the owner's shard and ordinal: a kept state is of no row."""
 PARTS_AT_ONCE = 16
 MOST_STATE_BYTES = 2_000_000_000
+_PART = re.compile(r"part-\d+-of-(\d+)\.parquet")
 
 log = logging.getLogger(__name__)
 
@@ -86,12 +89,15 @@ def earlier_run(config: JobConfig) -> Facts | None:
         return None
     place = locate(path, ConfigError)
     expected = f"input.state_path: expected the output of a finished run with output.keep_state=true, found {place}"
-    if place.path.rstrip("/") == locate(config.output.path, OutputError).path.rstrip("/"):
+    output = locate(config.output.path, OutputError)
+    if _spot(place) == _spot(output):
         raise ConfigError(f"{expected}, which is output.path: a run that goes on from another's states writes to a folder of its own")
     try:
         data = read_bytes(place / RUN / "fingerprint.json")
         finished = exists(place / SUCCESS)
         facts: Facts | None = None if data is None else json.loads(data)["facts"]
+        gone = _missing_parts(place / STATES)
+        begun = not config.output.overwrite and exists(output / RUN / "fingerprint.json")
     except Exception as error:  # each file system has exceptions of its own
         raise ConfigError(f"{expected}, which cannot be read: {redact(str(error))}") from error
     if facts is None:
@@ -100,7 +106,24 @@ def earlier_run(config: JobConfig) -> Facts | None:
         raise ConfigError(f"{expected}, which is not finished: run its command again until it is")
     if not facts.get("output", {}).get("keep_state"):
         raise ConfigError(f"{expected}, which was made without it")
+    if gone and not begun:
+        raise ConfigError(
+            f"{expected}, whose states are gone: {gone}. Leave input.state_path out to compute every document from its beginning"
+        )
     return facts
+
+
+def _spot(place: Location) -> str:
+    """Of a folder, by whatever links it is reached."""
+    return os.path.realpath(place.path) if place.is_local else place.path.rstrip("/")
+
+
+def _missing_parts(folder: Location) -> str:
+    """Which parts of a finished run's states are not there, in words; empty where all are."""
+    there = [int(found[1]) for name in children(folder) if (found := _PART.fullmatch(name)) is not None]
+    if not there:
+        return f"{folder} holds no part"
+    return "" if len(there) >= there[0] else f"{folder} holds {len(there)} of {there[0]} parts"
 
 
 def check_bound(earlier: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
@@ -185,6 +208,8 @@ class KeptStates:
 
     def _read_index(self) -> dict[str, list[Entry]]:
         """Documents may share an id: all their states, the furthest first."""
+        if gone := _missing_parts(self.folder):
+            log.warning("states are gone, and documents begin anew for want of them: %s", gone)
         index: dict[str, list[Entry]] = {}
         with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
             for entries in pool.map(self._part_entries, [name for name in children(self.folder) if name.endswith(".parquet")]):

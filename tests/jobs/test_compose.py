@@ -119,6 +119,10 @@ def test_values_of_paths_and_names_arrive_as_they_are_typed(values: list[str]) -
         assert attrgetter(key)(config) == value, key
 
 
+def test_every_key_without_a_value_of_its_own_may_be_unset() -> None:
+    assert {key for key in AS_TYPED if attrgetter(key)(JobConfig()) is None} <= set(OPTIONAL)
+
+
 @pytest.mark.parametrize("key", OPTIONAL)
 def test_null_unsets_what_may_be_unset(key: str) -> None:
     assert attrgetter(key)(compose_job([*JOB, f"{key}=null"])) is None

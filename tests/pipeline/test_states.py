@@ -225,11 +225,6 @@ def cut_parts(output: Path) -> None:
         part.write_bytes(part.read_bytes()[:-100])
 
 
-def remove_parts(output: Path) -> None:
-    for part in (output / "states").glob("*.parquet"):
-        part.unlink()
-
-
 @pytest.mark.parametrize(
     ("damage", "warning", "left_out"),
     [
@@ -237,7 +232,6 @@ def remove_parts(output: Path) -> None:
         (flip, "is not whole", 4),
         (swap, "the document's content has changed", 4),
         (cut_parts, "these states cannot be read", 0),
-        (remove_parts, "", 0),
     ],
 )
 def test_states_that_are_torn_or_another_documents_are_told_of_and_not_used(
@@ -374,6 +368,40 @@ def test_what_is_no_run_that_kept_states_is_refused(
     (unfinished / "_SUCCESS").unlink()
     assert "which is not finished" in refused(unfinished)
     assert "input.id_column: expected a column, with input.state_path" in refused(grown["kept"], "input.id_column=null")
+
+
+def test_a_run_whose_states_are_gone_is_refused_but_for_one_that_has_begun(
+    model: Path, grown: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who named it wants to pay for what is new alone. States may go once the run that went on from them is done."""
+    kept = copied(grown["kept"], tmp_path)
+    command = job(model, grown["source"], tmp_path / "out", "everything", f"input.state_path={kept}")
+    parts = sorted((kept / "states").glob("*.parquet"))
+    parts[0].rename(tmp_path / "part")
+    assert main(command) == 2
+    assert f"holds {len(parts) - 1} of {len(parts)} parts" in capsys.readouterr().err
+    (tmp_path / "part").rename(parts[0])
+    assert stopped(command, 300) >= 0
+    shutil.rmtree(kept / "states")
+    assert main(job(model, grown["source"], tmp_path / "other", "everything", f"input.state_path={kept}")) == 2
+    assert "holds no part" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+    assert main(command) == 0
+    assert "states are gone" in capsys.readouterr().err
+    assert_same_documents(tmp_path / "out", grown["whole"])
+    assert main(command) == 0, "it is done"
+
+
+def test_the_output_by_another_name_is_no_earlier_run(
+    model: Path, grown: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would be removed, and then asked for its states."""
+    kept = copied(grown["kept"], tmp_path)
+    (tmp_path / "link").symlink_to(kept)
+    more = (f"input.state_path={tmp_path / 'link'}", "output.keep_state=true", "output.overwrite=true")
+    assert main(job(model, grown["source"], kept, "everything", *more)) == 2
+    assert "which is output.path" in capsys.readouterr().err
+    assert table(kept, "states").equals(table(grown["kept"], "states"))
 
 
 def test_a_dry_run_says_what_states_will_take(
