@@ -46,7 +46,9 @@ def remember_secrets(text: str) -> None:
     """Mask the secrets of the URIs in `text` from now on, wherever they come up."""
     users = [found[0][:-1] for found in _USER.finditer(text)]
     words = [user.partition(":")[2] for user in users] + [user for user in users if len(user) >= LONG_NAME]
-    words += [pair.rpartition("=")[2] for found in _QUERY.finditer(text) for pair in found[0].partition("?")[2].split("&")]
+    for found in _QUERY.finditer(text):
+        pairs = [pair.partition("=") for pair in found[0].partition("?")[2].split("&")]
+        words += [value for name, _, value in pairs if "/" not in name]  # else it is a glob: `s3://bucket/part?/a=1/x.parquet`
     # A shorter one is a version or the like, and would mask half of what is said.
     _secrets.update(each for word in words for each in (word, unquote(word)) if len(each) >= SHORTEST_SECRET)
 

@@ -65,6 +65,13 @@ def test_parts_of_a_uri_that_is_known_are_masked_alone(monkeypatch: pytest.Monke
     )
 
 
+def test_what_is_no_secret_is_not_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question mark in a URI may be a glob's; and a value may end with an equals sign, as base64 does."""
+    monkeypatch.setattr(storage, "_secrets", set())
+    remember_secrets("s3://bucket/2020-0?.parquet and s3://bucket/data?/year=2020/train.parquet, https://host/x?sig=c2lnbmF0dXJl==")
+    assert redact("2020-01.parquet, data1/year=2020/train.parquet: c2lnbmF0dXJl==") == "2020-01.parquet, data1/year=2020/train.parquet: ***"
+
+
 def test_a_location_never_shows_its_secrets() -> None:
     place = locate("memory://me:s3cr3t@somewhere/x")
     assert "s3cr3t" not in str(place / "part")
