@@ -71,7 +71,7 @@ class Keeper:
         binding: str = "",
         states: KeptStates | None = None,
     ) -> None:
-        """layout: of the engine's carries. checkpoint_tokens: between two carries of a document.
+        """layout: of the engine's carries. checkpoint_tokens: of a document, that a stop may cost.
 
         binding: what states that this run keeps are bound to (`states.binding`). states: those of an earlier run, to go on from.
         """

@@ -25,6 +25,8 @@ News = Outcome | Carry | Kept | Reached
 
 NOWHERE = -1
 """Where the state of a document is kept that is too short, or that has no safe cut."""
+ENTRIES_AHEAD = 3
+"""Of a document, while its carry is being written: the one that made it, the one on the device, and the next."""
 NO_TOKEN = -1
 """As the token after the last: the document has ended."""
 
@@ -87,7 +89,7 @@ class Keeper(Protocol):
 
     @property
     def checkpoint_tokens(self) -> int:
-        """Tokens between two carries of a document, counted from its start."""
+        """Tokens of a document that a stop may cost: a carry is made, and written, before it has come so far from the one before."""
 
     def reserve(self) -> bool:
         """Whether a carry may be made now; it then comes through `keep`, or `forget` is called instead. Called under the engine's lock."""
@@ -396,19 +398,20 @@ class Lanes:
         place.position, place.last_served = a.position + a.num_tokens, self.totals.steps
         self._refresh(document)
         load, document.load = document.load, None
-        at_risk = 0 if a.ends else self._book_carry(document)
+        at_risk = 0 if a.ends else self._book_carry(document, a.num_tokens)
         if a.ends:
             del self._documents[a.key]
             self._release(document)
         return StepEntry(document, entry, taken, load, at_risk, kept)
 
-    def _book_carry(self, document: OpenDocument) -> int:
+    def _book_carry(self, document: OpenDocument, taken: int) -> int:
         """Tokens since the last carry, if a new one is due where the document is now and there is room for it, else 0.
 
-        One that finds no room is tried again after the document's next entry.
+        It is due before the document is `checkpoint_tokens` on, by as many entries as go on until it is written; the last of these has
+        `taken` tokens. One that finds no room is tried again after the document's next entry.
         """
         keeper, position, saved = document.caller.keeper, document.place.position, document.saved
-        if keeper is None or position // keeper.checkpoint_tokens == saved // keeper.checkpoint_tokens or not keeper.reserve():
+        if keeper is None or position - saved + ENTRIES_AHEAD * taken <= keeper.checkpoint_tokens or not keeper.reserve():
             return 0
         document.saved = position
         return position - saved

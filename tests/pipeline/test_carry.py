@@ -20,6 +20,7 @@ from longscan.pipeline.config import EmbeddingConfig, ScoreConfig, TaskConfig
 from longscan.pipeline.engine import Engine
 from longscan.pipeline.frames import pack, read_frames
 from longscan.pipeline.journal import JournalWriter, read_journal, replay
+from longscan.pipeline.lanes import ENTRIES_AHEAD
 from longscan.pipeline.records import Carry, Cut, DocumentRow, ErrorRow, HostCarry, Outcome, Reached, TokensRow, TokenStream, WindowRow
 from longscan.pipeline.rowcodec import NONE, Counts, after_row, pack_rows
 from longscan.pipeline.storage import locate
@@ -98,7 +99,8 @@ def test_a_document_goes_on_from_any_carry_as_if_nothing_had_been(
 ) -> None:
     keeper = Collecting(checkpoint)
     undisturbed = run((tokens(n, length) for n, length in enumerate(lengths)), keeper, lanes=lanes)
-    assert {carry.ordinal for carry in keeper.carries} <= {n for n, length in enumerate(lengths) if length > checkpoint}
+    due = {n for n, length in enumerate(lengths) if length > checkpoint - ENTRIES_AHEAD * SEGMENT}
+    assert {carry.ordinal for carry in keeper.carries} <= due
     chosen: dict[int, Carry] = {}
     for carry in keeper.carries:
         assert carry.position % SEGMENT == 0
@@ -131,7 +133,7 @@ def test_without_room_a_carry_is_made_later() -> None:
             self.asked += 1
             return self.asked > 2
 
-    keeper = Full(128)
+    keeper = Full(128 + (ENTRIES_AHEAD - 1) * SEGMENT)
     run([tokens(0, 1000)], keeper, step_tokens=64)
     assert [carry.position for carry in keeper.carries] == [256, 384, 512, 640, 768, 896]
     assert keeper.asked == 8, "not at 128 and not at 192"

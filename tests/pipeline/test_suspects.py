@@ -188,9 +188,9 @@ def save(self, carry, owner, counts):
 keeper.ShardKeeper._save = save
 from longscan.pipeline import lanes
 book = lanes.Lanes._book_carry
-def book_and_wait(self, document):
+def book_and_wait(self, document, taken):
     time.sleep(0.01)
-    return book(self, document)
+    return book(self, document, taken)
 lanes.Lanes._book_carry = book_and_wait
 """
 

@@ -33,7 +33,7 @@ ROWS = 3
 """Of a shard: a long document, of which several carries are made, and two short ones."""
 INTERVAL = 512
 """engine.checkpoint_tokens."""
-SLACK = 256
+SLACK = 64
 """What may be computed beyond it before the carry that is due is written: a step."""
 POLL_S = 0.4
 TOKEN = secrets.token_hex(32)
