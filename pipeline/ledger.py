@@ -48,7 +48,7 @@ class Loss:
     rows: range | None = None
     """Ordinals of the rows that it was at and no others, where it worked on them one after the other."""
     stage: str = ""
-    """What it did with them: "read" or "engine"."""
+    """What it did with them: "read" or "engine"; or "commit", behind all of them."""
     position: int = 0
     """Where the document began in it, if it was in the engine and `rows` is one: 0, or behind a carry."""
     fruitless: bool = True

@@ -157,6 +157,7 @@ def process_carefully(shard: Shard, tools: Tools, history: History, attempt: int
                 continue
             note_rows(output, shard.index, attempt, rows, "engine", position)
             _process(iter([document]), tools, part, kept)
+        note_rows(output, shard.index, attempt, range(shard.num_rows, shard.num_rows), "commit")  # the last row is not to blame any more
         report = part.commit(kept.carried)
         kept.clear()
         return report

@@ -245,3 +245,28 @@ def test_nobody_is_blamed_for_a_device_that_fails_everybody(
     assert any("fails before the first document" in one.said for one in ended), "not before shards were lost twice: which ones, is a race"
     assert starts.start(command).code == 0
     assert rows(tmp_path / "out", "documents") == rows(undisturbed, "documents")
+
+
+IN_THE_COMMIT = """
+from longscan.pipeline.write import PartWriter
+PartWriter.commit = die
+"""
+
+
+def test_the_last_document_is_not_to_blame_for_a_death_behind_it(
+    starts: Starts, model: Path, source: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    """Its rows are all in the journal: a worker that dies as the shard is committed dies of something else."""
+    command = job(model, source, tmp_path / "out")
+    assert {starts.start(command, DIE + IN_THE_COMMIT).code for _ in range(6)} == {-9}
+    ended = starts.start(command)
+    assert ended.code == 0, ended.said
+    assert rows(tmp_path / "out", "errors") == []
+    assert rows(tmp_path / "out", "documents") == rows(undisturbed, "documents")
+
+
+def test_a_shard_that_always_dies_in_its_commit_is_given_up() -> None:
+    history = History([Loss(n, 1, range(3, 3), "commit") for n in range(7)], 4, 1)
+    assert not history.hopeless
+    assert not history.killers
+    assert History([*history.losses, Loss(7, 1, range(3, 3), "commit")], 4, 1).hopeless
