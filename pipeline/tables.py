@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 from longscan.pipeline.batches import Convert, row_bytes
+from longscan.pipeline.records import STATES_SCHEMA
 
 GROUP_BYTES = 16 << 20
 
@@ -173,8 +174,8 @@ def _runs(places: list[_Place]) -> Iterator[pa.RecordBatch]:
 
 
 def _opaque(schema: pa.Schema) -> list[str]:
-    """Columns of states: megabytes of floats in a value, which neither shrink nor have a least and a largest worth knowing."""
-    return [field.name for field in schema if pa.types.is_large_binary(field.type)]
+    """The column of states: megabytes of floats in a value, which neither shrink nor have a least and a largest worth knowing."""
+    return ["state"] if schema.equals(STATES_SCHEMA) else []
 
 
 def _compression(schema: pa.Schema) -> str | dict[str, str]:

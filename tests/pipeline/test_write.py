@@ -26,6 +26,7 @@ from longscan.pipeline.errors import ConfigError, OutputError
 from longscan.pipeline.ledger import attempts, begin_attempt, read_reports
 from longscan.pipeline.records import (
     ERRORS_SCHEMA,
+    STATES_SCHEMA,
     TOKENS_SCHEMA,
     Document,
     DocumentRow,
@@ -41,6 +42,7 @@ from longscan.pipeline.records import (
     windows_schema,
 )
 from longscan.pipeline.storage import Location, children, exists, locate
+from longscan.pipeline.tables import PartFile
 from longscan.pipeline.write import Writer
 
 WIDTH = 4
@@ -552,3 +554,19 @@ def test_a_giant_that_passes_through_has_a_row_group_of_its_own(tmp_path: Path) 
     assert [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)] == [2, 1, 2]
     assert [len(text) for text in table(place, "documents").column("text").to_pylist()] == [10, 10, 20_000_000, 10, 10]
     assert not exists(place / "_run" / "tmp" / "00000-000001-documents.parquet")
+
+
+def test_only_states_are_written_without_compression_and_statistics(tmp_path: Path) -> None:
+    """Other columns of their type are whatever a user passes through: polars writes all its binary columns so."""
+    documents = pa.schema([("doc_id", pa.string()), ("blob", pa.large_binary()), ("embedding", pa.list_(pa.float32(), 2))])
+    values: dict[str, list[Any]] = {"doc_id": ["a"], "blob": [b"0" * 100_000], "embedding": [[0.0, 1.0]]}
+    kept = {"doc_id": ["a"], "position": [64], "prefix_length": [9], "prefix_sha256": ["0"], "state": [b"0" * 100_000]}
+    found = {}
+    for name, schema, columns in (("documents", documents, values), ("states", STATES_SCHEMA, kept)):
+        file = PartFile(str(tmp_path / name), schema.with_metadata({b"longscan": b"{}"}))
+        file.write([pa.RecordBatch.from_pydict(columns, schema)])
+        file.close()
+        group = pq.read_metadata(tmp_path / name).row_group(0)
+        found[name] = [(column.compression, column.is_stats_set) for column in map(group.column, range(group.num_columns))]
+    assert found["documents"] == [("ZSTD", True)] * 3
+    assert found["states"] == [("ZSTD", False)] * 4 + [("UNCOMPRESSED", False)]
