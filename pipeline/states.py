@@ -95,7 +95,7 @@ def earlier_run(config: JobConfig) -> Facts | None:
     try:
         data = read_bytes(place / RUN / "fingerprint.json")
         finished = exists(place / SUCCESS)
-        facts: Facts | None = None if data is None else json.loads(data)["facts"]
+        facts: Facts | None = None if data is None else dict(json.loads(data)["facts"])
         gone = _missing_parts(place / STATES)
         begun = not config.output.overwrite and exists(output / RUN / "fingerprint.json")
     except Exception as error:  # each file system has exceptions of its own
@@ -106,6 +106,10 @@ def earlier_run(config: JobConfig) -> Facts | None:
         raise ConfigError(f"{expected}, which is not finished: run its command again until it is")
     if not facts.get("output", {}).get("keep_state"):
         raise ConfigError(f"{expected}, which was made without it")
+    try:
+        state_facts(facts)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{expected}, made by another version of longscan, as this one does not know its settings: {error!r}") from error
     if gone and not begun:
         raise ConfigError(
             f"{expected}, whose states are gone: {gone}. Leave input.state_path out to compute every document from its beginning"

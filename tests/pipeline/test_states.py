@@ -370,6 +370,20 @@ def test_what_is_no_run_that_kept_states_is_refused(
     assert "input.id_column: expected a column, with input.state_path" in refused(grown["kept"], "input.id_column=null")
 
 
+@pytest.mark.parametrize(
+    ("facts", "told"), [({"engine": None}, "made by another version"), ([1], "cannot be read"), (None, "cannot be read")]
+)
+def test_settings_that_are_not_this_versions_are_refused(
+    facts: Any, told: str, model: Path, grown: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = copied(grown["kept"], tmp_path)
+    file = kept / "_run" / "fingerprint.json"
+    whole = json.loads(file.read_text())["facts"]
+    file.write_text(json.dumps({"facts": {**whole, **facts} if isinstance(facts, dict) else facts}))
+    assert main(job(model, grown["source"], tmp_path / "out", "everything", f"input.state_path={kept}")) == 2
+    assert told in capsys.readouterr().err
+
+
 def test_a_run_whose_states_are_gone_is_refused_but_for_one_that_has_begun(
     model: Path, grown: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
