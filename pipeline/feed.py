@@ -29,7 +29,7 @@ MIN_OPEN = 2
 """Documents open at a time however long they are, so that the end of one does not leave the engine without the next."""
 
 
-OPENED_SHARE, MOST_OPENED = 16, 64
+OPENED_SHARE, MOST_OPENED = 4, 256
 """Short documents are opened together: until they come to this part of a step, or are so many."""
 
 
@@ -144,7 +144,7 @@ class Feed:
         stream = next(self._streams, None)
         if stream is None or isinstance(stream, ErrorRow):
             return stream
-        document = replace(stream.document, text=None, token_ids=None)
+        document = stream.document.without_content()
         if document.carry is None:
             return self._pull(Source(stream, document))
         tensors = document.carry.tensors()  # read here, where the engine does not wait for it
@@ -187,7 +187,7 @@ class Feed:
                 self.caller.news.append(self._maker.empty(source.document, source.stream.num_bytes))
                 return
             source.opened = self._lanes.admit(self.caller, source.document, source.stream.num_bytes, source.stream.prefix)
-            source.document = replace(source.document, carry=None)  # it is large, and the engine has it now
+            source.document = source.opened.document  # the carry is large, and the engine has it now
             self._sources.append(source)
             if pulled.blocks and pulled.blocks[0].replaced:
                 source.opened.carry.replaced = pulled.blocks[0].replaced

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from longscan.pipeline.frames import Frame, pack, read_frame, read_frames
-from longscan.pipeline.records import Carried, Document, DocumentRow, ErrorRow, Outcome
-from longscan.pipeline.rowcodec import NONE, Counts, after_row, unpack_rows
+from longscan.pipeline.records import Carried, Document, Outcome
+from longscan.pipeline.rowcodec import ENDS, NONE, Counts, after_row, unpack_rows
 from longscan.pipeline.storage import Location, atomic_write, writing
 
 SUFFIX = ".rows"
@@ -97,8 +97,8 @@ class Trail:
     """What the journal holds of one document."""
 
     digest: str
-    frames: list[tuple[Location, int]] = field(default_factory=list)
-    """Where its rows lie."""
+    frames: list[tuple[Location, int, int]] = field(default_factory=list)
+    """Where its rows lie: a file, a frame's start in it, and which of its `docs`."""
     counts: Counts = NONE
     """What its rows count up to, as far as none is missing."""
     finished: bool = False
@@ -114,6 +114,29 @@ class Trail:
             self.finished |= ends
 
 
+class _Back:
+    """Frames that are read back, the last one and its file kept at hand: documents in order share frames."""
+
+    def __init__(self) -> None:
+        self._file: tuple[Location, IO[bytes]] | None = None
+        self._frame: Frame | None = None
+
+    def frame(self, file: Location, start: int) -> Frame:
+        if self._file is None or self._file[0] != file:
+            self.close()
+            self._file = file, open_binary(file)
+        if self._frame is None or self._frame.start != start:
+            self._frame = read_frame(self._file[1], start)
+        if self._frame is None:
+            raise OSError(f"{file}: was whole a moment ago, and is no longer")
+        return self._frame
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file[1].close()
+        self._file = self._frame = None
+
+
 @dataclass(slots=True)
 class Journal:
     """What the attempts before have left of a shard."""
@@ -124,6 +147,7 @@ class Journal:
     """Ordinal -> how far it had come when it was last seen."""
     carried: Carried = field(default_factory=Carried)
     """What those attempts had to do again."""
+    _back: _Back = field(default_factory=_Back, repr=False)
 
     def base_of(self, ordinal: int, digest: str) -> Counts:
         """What the rows of a document with this content count from, as far as the journal says."""
@@ -132,12 +156,13 @@ class Journal:
 
     def add(self, frame: Frame, file: Location) -> None:
         header = frame.header
-        if "doc" in header:
-            trail = self.trails.get(header["doc"])
-            if trail is None or trail.digest != header["digest"]:
-                trail = self.trails[header["doc"]] = Trail(header["digest"])
-            trail.frames.append((file, frame.start))
-            trail.follow(header["before"], header["after"], header["ends"])
+        if "docs" in header:
+            for index, run in enumerate(header["docs"]):
+                trail = self.trails.get(run["doc"])
+                if trail is None or trail.digest != run["digest"]:
+                    trail = self.trails[run["doc"]] = Trail(run["digest"])
+                trail.frames.append((file, frame.start, index))
+                trail.follow(run["before"], run["after"], run["ends"])
         elif "begins" in header:
             ordinal, digest, (windows, tokens, positions, states) = header["begins"]
             base = windows, tokens, positions, states
@@ -147,6 +172,27 @@ class Journal:
             self.reached.update(header["at"])
         elif "resumed" in header:
             self.carried = self.carried.plus(Carried(**header["resumed"]))
+
+    def replay(self, trail: Trail, document: Document, limit: Counts | None = None) -> Iterator[Outcome]:
+        """The rows of a document, each once, up to `limit`; without one, all those of a finished one."""
+        seen = trail.base
+        for file, start, index in trail.frames:
+            frame = self._back.frame(file, start)
+            run = frame.header["docs"][index]
+            for row in unpack_rows(run, frame.body, document):
+                after = after_row(seen, row)
+                if after is None or (limit is not None and not _within(after, limit)):
+                    continue
+                ends = isinstance(row, ENDS)
+                if not ends or (limit is None and seen == tuple(run["after"])):
+                    yield row
+                if ends and limit is None:
+                    return
+                seen = after
+
+    def close(self) -> None:
+        """Close what was opened to replay."""
+        self._back.close()
 
 
 def read_journal(folder: Location, names: Sequence[str], head: dict[str, Any]) -> Journal:
@@ -168,34 +214,6 @@ def read_journal(folder: Location, names: Sequence[str], head: dict[str, Any]) -
         if torn:
             log.warning("%s: its last %d bytes are torn; they are left out", file, torn)
     return journal
-
-
-def replay(trail: Trail, document: Document, limit: Counts | None = None) -> Iterator[Outcome]:
-    """The rows of a document, each once, up to `limit`; without one, all those of a finished one."""
-    opened: tuple[Location, IO[bytes]] | None = None
-    seen = trail.base
-    try:
-        for file, start in trail.frames:
-            if opened is None or opened[0] != file:
-                if opened is not None:
-                    opened[1].close()
-                opened = file, open_binary(file)
-            frame = read_frame(opened[1], start)
-            if frame is None:
-                raise OSError(f"{file}: was whole a moment ago, and is no longer")
-            for row in unpack_rows(frame.header, frame.body, document):
-                after = after_row(seen, row)
-                if after is None or (limit is not None and not _within(after, limit)):
-                    continue
-                ends = isinstance(row, DocumentRow | ErrorRow)
-                if not ends or (limit is None and seen == tuple(frame.header["after"])):
-                    yield row
-                if ends and limit is None:
-                    return
-                seen = after
-    finally:
-        if opened is not None:
-            opened[1].close()
 
 
 def _within(counts: Counts, limit: Counts) -> bool:

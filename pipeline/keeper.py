@@ -24,7 +24,7 @@ import torch
 from longscan.pipeline.carry import Layout, Owner, SavedCarry, carry_name, content_digest, named, parse_carry, save_carry
 from longscan.pipeline.errors import LongscanError, OutputError
 from longscan.pipeline.frames import pack
-from longscan.pipeline.journal import Journal, JournalWriter, Trail, read_journal, replay
+from longscan.pipeline.journal import Journal, JournalWriter, Trail, read_journal
 from longscan.pipeline.ledger import RUN
 from longscan.pipeline.records import (
     Carried,
@@ -38,7 +38,7 @@ from longscan.pipeline.records import (
     Shard,
     StateRow,
 )
-from longscan.pipeline.rowcodec import NONE, Counts, after_row, pack_rows
+from longscan.pipeline.rowcodec import ENDS, NONE, Counts, Run, after_row, pack_runs
 from longscan.pipeline.states import KeptState, KeptStates, state_row
 from longscan.pipeline.storage import Location, atomic_write, children, read_bytes, remove, remove_tree
 
@@ -157,6 +157,7 @@ class ShardKeeper:
         self._lock = threading.Lock()
         self._broken = False
         self._written = 0
+        self._seconds = 0.0
         self._carried = Carried()
         self._look(head)
 
@@ -164,6 +165,7 @@ class ShardKeeper:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._left.close()
         try:
             self._writer.close(wanted=not self._broken)
         except (LongscanError, OSError) as error:
@@ -177,7 +179,7 @@ class ShardKeeper:
     @property
     def carried(self) -> Carried:
         """What this attempt and those before it came to."""
-        return self._left.carried.plus(self._carried).plus(Carried(carries_written=self._written))
+        return self._left.carried.plus(self._carried).plus(Carried(carries_written=self._written, carry_seconds=self._seconds))
 
     def resume(self, documents: Iterator[Document | ErrorRow], rows: Rows) -> Iterator[Document | ErrorRow]:
         """Documents that are left to do, from where they are. Rows that were made before go straight to `rows`."""
@@ -208,12 +210,13 @@ class ShardKeeper:
 
     def keep(self, news: Sequence[Outcome | Carry | Kept | Reached]) -> list[Outcome]:
         """Take a caller's news; returns the rows among them. Rows are in the journal before they are anywhere else."""
+        if not news:
+            return []
         began = time.monotonic()
         made: list[Outcome] = []
-        rows: dict[int, list[Outcome]] = {}
+        rows: dict[int, tuple[Counts, list[Outcome]]] = {}
         marks: dict[int, int] = {}
         carries: list[tuple[Carry, Counts]] = []
-        before: dict[int, Counts] = {}
         finished: list[int] = []
         for item in news:
             if isinstance(item, Reached):
@@ -224,20 +227,19 @@ class ShardKeeper:
                 row = state_row(item, self._keeper.binding, self._counts.get(item.carry.ordinal, NONE)) if isinstance(item, Kept) else item
                 made.append(row)
                 if (ordinal := _ordinal(row)) in self._digests:
-                    before.setdefault(ordinal, self._counts.get(ordinal, NONE))
-                    self._count(row)
-                    rows.setdefault(ordinal, []).append(row)
-                    finished += [ordinal] * isinstance(row, DocumentRow | ErrorRow)
-        frames = [
-            pack_rows(ordinal, self._digests[ordinal], of_document, before[ordinal], self._counts.get(ordinal, NONE))
-            for ordinal, of_document in rows.items()
-        ]
-        self._record(frames + ([pack({"at": list(marks.items())})] if marks else []))
+                    if ordinal not in rows:
+                        rows[ordinal] = self._counts.get(ordinal, NONE), []
+                    self._count(ordinal, row)
+                    rows[ordinal][1].append(row)
+                    if isinstance(row, ENDS):
+                        finished.append(ordinal)
+        runs = [Run(ordinal, self._digests[ordinal], before, self._counts[ordinal], of_one) for ordinal, (before, of_one) in rows.items()]
+        self._record(pack_runs(runs) + ([pack({"at": list(marks.items())})] if marks else []))
         for carry, counts in carries:
             self._hand_over(carry, counts)
         for ordinal in finished:
             self._forget_document(ordinal)
-        self._carried = self._carried.plus(Carried(carry_seconds=time.monotonic() - began))
+        self._seconds += time.monotonic() - began
         for row in made:
             self._note(row)
         return made
@@ -271,8 +273,7 @@ class ShardKeeper:
                 self._files.setdefault(found[0], []).append(name)
 
     def _replay_finished(self, trail: Trail, document: Document, rows: Rows) -> None:
-        without_text = replace(document, text=None, token_ids=None)
-        for row in replay(trail, without_text):
+        for row in self._left.replay(trail, document.without_content()):
             rows.add(row)
             self._note(row)
             if isinstance(row, DocumentRow):
@@ -301,7 +302,7 @@ class ShardKeeper:
         self._record([pack({"resumed": asdict(done)}), pack({"at": [[ordinal, position]]})])
         if saved is None or name is None:
             return state
-        for row in replay(trail, replace(document, text=None, token_ids=None), saved.counts):
+        for row in self._left.replay(trail, document.without_content(), saved.counts):
             rows.add(row)
             self._note(row)
         self._counts[ordinal] = saved.counts
@@ -348,8 +349,7 @@ class ShardKeeper:
             raise OutputError(f"{self._folder / name}: a carry that was whole cannot be used any more: {parsed}; the shard is tried again")
         return parsed[1]
 
-    def _count(self, row: Outcome) -> None:
-        ordinal = _ordinal(row)
+    def _count(self, ordinal: int, row: Outcome) -> None:
         after = after_row(self._counts.get(ordinal, NONE), row)
         assert after is not None, "rows of a document come in order"
         self._counts[ordinal] = after

@@ -258,7 +258,7 @@ class Lanes:
         """A document with a carry goes on where that was made. One with a prefix has its state kept, if its caller keeps anything."""
         self._arrivals += 1
         place, start = Candidate(self._arrivals, last_served=self.totals.steps), document.carry
-        opened = OpenDocument(caller, replace(document, carry=None), num_bytes, place)
+        opened = OpenDocument(caller, document if start is None else replace(document, carry=None), num_bytes, place)
         opened.prefix = prefix if caller.keeper is not None else None
         if start is not None:
             opened.tokens, opened.carry, opened.load = TokenQueue(start.cut), replace(start.host), start.tensors()

@@ -50,8 +50,9 @@ def leftover(output: Location, shard: int) -> Leftover:
             if name.endswith(SUFFIX):
                 with closing(open_binary(folder / name)) as stream:
                     for header in read_headers(stream):
-                        if header.get("ends"):
-                            finished[int(header["doc"])] = _tokens(header["rows"])
+                        for run in header.get("docs", ()):
+                            if run["ends"]:
+                                finished[int(run["doc"])] = _tokens(run["rows"])
         positions: dict[int, int] = {}
         for ordinal, position, _ in filter(None, map(named, names)):
             if ordinal not in finished:

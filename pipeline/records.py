@@ -185,6 +185,10 @@ class Document:
     carry: Carry | None = None
     """Where it goes on, if an attempt before has come so far."""
 
+    def without_content(self) -> Document:
+        """The same without its text or token ids."""
+        return Document(self.ordinal, self.doc_id, self.file, self.row, None, None, self.passthrough, self.positions, self.carry)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenBlock:

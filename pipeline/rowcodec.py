@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,16 @@ KINDS: Mapping[str, type[Outcome]] = {
     "error": ErrorRow,
 }
 
+_KINDS = {of_kind: kind for kind, of_kind in KINDS.items()}
+_FIELDS = {of_kind: [(field.name, field.default is None) for field in fields(of_kind) if field.name != "document"] for of_kind in _KINDS}
+"""Of each kind of rows the fields, and whether None need not be said."""
+
+ENDS = (DocumentRow, ErrorRow)
+"""Rows with which a document ends."""
+
+FRAME_BYTES = 1 << 20
+"""A frame takes no more rows once its arrays are so large: what is read back is a frame at a time."""
+
 Counts = tuple[int, int, int, int]
 """Of a document: windows, tokens in tokens/, positions, states; of each the first ones, none left out."""
 NONE: Counts = (0, 0, 0, 0)
@@ -27,6 +37,8 @@ NONE: Counts = (0, 0, 0, 0)
 
 def after_row(counts: Counts, row: Outcome) -> Counts | None:
     """The counts with this row, which ends no document; None where it is not the next of its kind."""
+    if isinstance(row, ENDS):
+        return counts
     windows, tokens, positions, states = counts
     if isinstance(row, WindowRow):
         return (windows + 1, tokens, positions, states) if row.window_index == windows else None
@@ -34,43 +46,68 @@ def after_row(counts: Counts, row: Outcome) -> Counts | None:
         return (windows, tokens + len(row.token_ids), positions, states) if row.token_start == tokens else None
     if isinstance(row, PositionRow):
         return (windows, tokens, positions + 1, states) if row.index == positions else None
-    if isinstance(row, StateRow):
-        return (windows, tokens, positions, 1) if not states else None
-    return counts
+    return (windows, tokens, positions, 1) if not states else None
 
 
-def pack_rows(ordinal: int, digest: str, rows: Sequence[Outcome], before: Counts, after: Counts) -> bytes:
-    """A frame of consecutive rows of one document.
+class Run(NamedTuple):
+    """Consecutive rows of one document."""
 
-    digest: of its content. before, after: what the document's rows count up to, without and with these.
+    ordinal: int
+    digest: str
+    """Of the document's content."""
+    before: Counts
+    """What its rows count up to without these, and with them."""
+    after: Counts
+    rows: Sequence[Outcome]
 
-    header  doc (ordinal), digest, before, after, ends (the document ends with them), rows: [[kind, {field: value}], ...]; an array
-            stands as {"array": [dtype, length]}
+
+def pack_runs(runs: Iterable[Run]) -> list[bytes]:
+    """Frames of rows, each of those of several documents, as long as they are small.
+
+    header  docs: a list of {doc (ordinal), digest, before, after, ends (the document ends with them), at (where their arrays begin in
+            the body), rows: [[kind, {field: value}], ...]}; an array stands as {"array": [dtype, length]}, a field that is None by
+            default and is None is left out
     body    the arrays of the rows, in order
     """
+    frames: list[bytes] = []
+    docs: list[dict[str, Any]] = []
     body: list[Buffer] = []
-    described = [[kind, _describe(row, body)] for row in rows for kind, of_kind in KINDS.items() if isinstance(row, of_kind)]
-    ends = any(isinstance(row, DocumentRow | ErrorRow) for row in rows)
-    return pack({"doc": ordinal, "digest": digest, "before": before, "after": after, "ends": ends, "rows": described}, body)
+    size = 0
+    for ordinal, digest, before, after, rows in runs:
+        if size >= FRAME_BYTES:
+            frames.append(pack({"docs": docs}, body))
+            docs, body, size = [], [], 0
+        first = len(body)
+        described = [[_KINDS[type(row)], _describe(row, body)] for row in rows]
+        ends = isinstance(rows[-1], ENDS)
+        docs.append({"doc": ordinal, "digest": digest, "before": before, "after": after, "ends": ends, "at": size, "rows": described})
+        size += sum(map(len, body[first:]))
+    # Small arrays as one: the checksum gives Python's lock away, and wants it back, at each piece.
+    return [*frames, pack({"docs": docs}, [b"".join(body)] if size < FRAME_BYTES else body)] if docs else frames
 
 
-def unpack_rows(header: Mapping[str, Any], body: memoryview, document: Document) -> Iterator[Outcome]:
-    """The rows of a frame; `document` stands in them, as in those that were packed."""
-    arrays = _Arrays(body)
-    for kind, described in header["rows"]:
+def unpack_rows(run: Mapping[str, Any], body: memoryview, document: Document) -> Iterator[Outcome]:
+    """The rows of one of a frame's `docs`; `document` stands in them, as in those that were packed."""
+    arrays = _Arrays(body, run["at"])
+    for kind, described in run["rows"]:
         values: dict[str, Any] = {name: arrays.restore(value) for name, value in described.items()}
         yield KINDS[kind](**values) if kind == "error" else KINDS[kind](**values | {"document": document})
 
 
 def _describe(row: Outcome, body: list[Buffer]) -> dict[str, Any]:
-    return {field.name: _value(getattr(row, field.name), body) for field in fields(row) if field.name != "document"}
+    described = {}
+    for name, may_be_left_out in _FIELDS[type(row)]:
+        value = getattr(row, name)
+        if value is not None or not may_be_left_out:
+            described[name] = _value(value, body)
+    return described
 
 
 def _value(value: Any, body: list[Buffer]) -> Any:
     if isinstance(value, np.ndarray):
         body.append(np.ascontiguousarray(value).data.cast("B") if value.size else b"")
         return {"array": [value.dtype.str, len(value)]}
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {name: _value(part, body) for name, part in value.items()}
     return value.item() if isinstance(value, np.generic) else value
 
@@ -78,9 +115,9 @@ def _value(value: Any, body: list[Buffer]) -> Any:
 class _Arrays:
     """The arrays of a body, taken one after the other."""
 
-    def __init__(self, body: memoryview) -> None:
+    def __init__(self, body: memoryview, at: int) -> None:
         self._body = body
-        self._at = 0
+        self._at = at
 
     def restore(self, value: Any) -> Any:
         if not isinstance(value, dict):

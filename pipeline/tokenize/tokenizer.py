@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -80,11 +81,11 @@ class TextTokenizer:
         backend = self._later if after_cut else self._whole
         if not with_offsets:
             fast = backend.encode_batch_fast(texts, add_special_tokens=False)
-            return [Tokens(np.array(encoding.ids, dtype=np.int32), None, None) for encoding in fast]
+            return [Tokens(_array(encoding.ids), None, None) for encoding in fast]
         tokens = []
         for encoding in backend.encode_batch(texts, add_special_tokens=False):
             offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-            tokens.append(Tokens(np.array(encoding.ids, dtype=np.int32), offsets[:, 0].copy(), offsets[:, 1].copy()))
+            tokens.append(Tokens(_array(encoding.ids), offsets[:, 0].copy(), offsets[:, 1].copy()))
         return tokens
 
     def _build(self, content: Json) -> Tokenizer:
@@ -108,6 +109,12 @@ def check_fits(tokenizer: TextTokenizer, vocab_size: int) -> None:
             f"model.tokenizer: expected ids below {vocab_size}, the model's vocabulary, found a tokenizer of "
             f"{tokenizer.vocab_size} entries with ids up to {highest}; use the tokenizer that the model was trained with"
         )
+
+
+def _array(ids: list[int]) -> Ids:
+    """The ids as an array: by `struct`, which takes two thirds of numpy's time for a list, all of it under Python's lock."""
+    array: Ids = np.frombuffer(struct.pack(f"{len(ids)}i", *ids), dtype=np.int32)
+    return array
 
 
 def _serialize(backend: Tokenizer) -> Json:

@@ -19,10 +19,10 @@ from longscan.pipeline.carry import Owner, carry_name, content_digest, named, pa
 from longscan.pipeline.config import EmbeddingConfig, ScoreConfig, TaskConfig
 from longscan.pipeline.engine import Engine
 from longscan.pipeline.frames import pack, read_frames
-from longscan.pipeline.journal import JournalWriter, read_journal, replay
+from longscan.pipeline.journal import JournalWriter, read_journal
 from longscan.pipeline.lanes import ENTRIES_AHEAD
 from longscan.pipeline.records import Carry, Cut, DocumentRow, ErrorRow, HostCarry, Outcome, Reached, TokensRow, TokenStream, WindowRow
-from longscan.pipeline.rowcodec import NONE, Counts, after_row, pack_rows
+from longscan.pipeline.rowcodec import FRAME_BYTES, NONE, Counts, Run, after_row, pack_runs
 from longscan.pipeline.storage import locate
 from longscan.pipeline.tokenize.blocks import LaterBlocks
 
@@ -221,7 +221,8 @@ def frames_of(rows: Sequence[Outcome], before: Counts = NONE) -> tuple[bytes, Co
     for row in rows:
         after = after_row(after or NONE, row)
         assert after is not None
-    return pack_rows(0, "d", rows, before, after or NONE), after or NONE
+    (frame,) = pack_runs([Run(0, "d", before, after or NONE, rows)])
+    return frame, after or NONE
 
 
 def test_a_journal_gives_each_row_once_with_its_bits_whoever_wrote_it(tmp_path: Path) -> None:
@@ -238,10 +239,31 @@ def test_a_journal_gives_each_row_once_with_its_bits_whoever_wrote_it(tmp_path: 
             writer.write([frames_of(part, counts[i])[0]])
         writer.close()
     names = sorted(path.name for path in tmp_path.iterdir())
-    trail = read_journal(folder, names, head).trails[0]
+    journal = read_journal(folder, names, head)
+    trail = journal.trails[0]
     assert trail.finished
-    assert printed(replay(trail, document(0))) == printed(rows)
-    assert printed(replay(trail, document(0), counts[7])) == printed(rows[:7])
+    assert printed(journal.replay(trail, document(0))) == printed(rows)
+    assert printed(journal.replay(trail, document(0), counts[7])) == printed(rows[:7])
+    journal.close()
     gap = read_journal(folder, [names[0], names[2]], head).trails[0]
     assert (gap.finished, gap.counts) == (False, counts[9])
     assert read_journal(folder, names, {"fingerprint": "g", "shard": 0}).trails == {}
+
+
+def test_documents_share_frames_as_long_as_these_are_small(tmp_path: Path) -> None:
+    """Each document's rows come back with its own numbers, from whichever place of whichever frame, in any order."""
+    folder, head, size = locate(str(tmp_path)), {"fingerprint": "f", "shard": 0}, FRAME_BYTES // 40
+    made = [DocumentRow(document(n), n + 1, {"mean": np.full(size // 4, n, np.float32)}, log_likelihood=-n / 3) for n in range(100)]
+    frames = pack_runs(Run(n, f"d{n}", NONE, NONE, [row]) for n, row in enumerate(made))
+    assert 2 <= len(frames) <= 4
+    assert all(len(frame) < FRAME_BYTES + 2 * size for frame in frames)
+    assert pack_runs([]) == []
+    writer = JournalWriter(folder, 1, head)
+    writer.write(frames)
+    writer.close()
+    journal = read_journal(folder, [path.name for path in tmp_path.iterdir()], head)
+    for n in (0, 1, 99, 50, 51, 0):
+        assert journal.trails[n].finished
+        assert journal.trails[n].digest == f"d{n}"
+        assert printed(journal.replay(journal.trails[n], document(n))) == printed([made[n]])
+    journal.close()

@@ -168,7 +168,7 @@ def test_what_is_left_is_found_by_names_and_headers(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
 
     def rows_frame(ordinal: int, ends: bool, described: list[Any]) -> bytes:
-        return pack({"doc": ordinal, "digest": "d", "ends": ends, "rows": described}, [b"x" * 50])
+        return pack({"docs": [{"doc": ordinal, "digest": "d", "ends": ends, "rows": described}]}, [b"x" * 50])
 
     frames = [pack({"journal": {}}), rows_frame(0, True, [["window", {}], ["document", {"num_tokens": 70}]]), pack({"at": [[1, 64]]})]
     frames += [rows_frame(1, False, [["window", {}]]), rows_frame(2, True, [["error", {}]])]
@@ -180,7 +180,7 @@ def test_what_is_left_is_found_by_names_and_headers(tmp_path: Path) -> None:
     assert (found.finished, found.positions, found.tokens, found.mark) == ({0: 70, 2: 0}, {1: 256}, 326, (2, 256))
     assert kept_tokens(place, [2, 3]) == 326
     assert leftover(place, 2).mark == (0, 0)
-    (folder / "000001-000001.rows").write_bytes(pack({"ends": True}))
+    (folder / "000001-000001.rows").write_bytes(pack({"docs": [{"ends": True}]}))
     assert leftover(place, 3).tokens == 0, "what is not understood counts as nothing, and ends nothing"
 
 
