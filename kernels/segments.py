@@ -103,17 +103,20 @@ class Segments:
             raise ValueError(f"span_tiles: expected at least 1, got {span_tiles}")
         if count < len(entries):
             raise ValueError(f"slots: expected at least {len(entries)} (the entries), got {count}")
-        order = sorted(range(len(entries)), key=lambda e: -entries[e].num_tokens)
-        rows = [(e.first_tile, e.num_tokens, e.position // TILE, e.lane_in, e.lane_out, o) for e, o in zip(entries, order, strict=True)]
-        rows += [(0, 0, 0, NO_LANE, NO_LANE, e) for e in range(len(entries), count)]
         # One buffer, so that a step costs one copy to the device; every array in it begins on 16 bytes, which kernels are compiled for.
-        stride = -(-count // 4) * 4
+        stride, real = -(-count // 4) * 4, len(entries)
         flat = np.zeros(6 * stride + num_tiles, dtype=np.int32)
-        flat[: 6 * stride].reshape(6, stride)[:, :count] = np.array(rows, dtype=np.int32).reshape(count, 6).T
-        tile_entry = flat[6 * stride :]
+        by_entry, tile_entry = flat[: 6 * stride].reshape(6, stride), flat[6 * stride :]
+        by_entry[3:5, real:count], by_entry[5, real:count] = NO_LANE, range(real, count)
+        first_tile, num_tokens = by_entry[:2, :real]
+        first_tile[:], num_tokens[:] = [e.first_tile for e in entries], [e.num_tokens for e in entries]
+        by_entry[2, :real] = [e.position // TILE for e in entries]
+        by_entry[3, :real], by_entry[4, :real] = [e.lane_in for e in entries], [e.lane_out for e in entries]
+        by_entry[5, :real] = np.argsort(-num_tokens, kind="stable")
         tile_entry[:] = -1
-        for e, entry in enumerate(entries):
-            tile_entry[entry.first_tile : entry.first_tile + entry.num_tiles] = e
+        num_tiles_of = -(-num_tokens // TILE)
+        entry_of = np.repeat(np.arange(real, dtype=np.int32), num_tiles_of)
+        tile_entry[np.arange(len(entry_of)) + np.repeat(first_tile - np.cumsum(num_tiles_of) + num_tiles_of, num_tiles_of)] = entry_of
         buffer = to_device(flat, device)
         arrays = _arrays(buffer, count, num_tiles)
         return cls(tuple(entries), num_tiles, **arrays, buffer=buffer, chains=len(entries), span_tiles=span_tiles)

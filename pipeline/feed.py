@@ -172,7 +172,7 @@ class Feed:
         if self._vocab_size is None or not len(block.ids):
             return
         # As unsigned numbers, negative ones are large: one pass tells that all is well.
-        if int(block.ids.view(np.uint32).max()) >= self._vocab_size:
+        if np.maximum.reduce(block.ids.view(np.uint32)) >= self._vocab_size:
             wrong = np.flatnonzero((block.ids < 0) | (block.ids >= self._vocab_size))
             raise DocumentError(
                 "engine",

@@ -263,14 +263,16 @@ class Forward:
         windows = {pooling: finish_vectors(vectors.numpy(), embedding) for pooling, vectors in launched.windows.items()}
         scores = iter([] if launched.first_logprobs is None else launched.first_logprobs.tolist())
         runs = self._runs(launched.segments)
+        logprobs_T = None if launched.logprobs_T is None else launched.logprobs_T.numpy()
+        picked_RD = None if launched.picked is None else launched.picked.numpy()
         results = []
         ended = closed = chosen = 0
         picks: Sequence[Picks | None] = launched.picks or [None] * len(runs)
         parts = zip(launched.segments.entries, runs, launched.firsts, picks, strict=True)
         for index, (entry, touched, rows, places) in enumerate(parts):
             there = 0 if places is None else int((places.rows >= 0).sum())
-            closes = sum(run.closes for run in touched)
-            logprobs = None if launched.logprobs_T is None else launched.logprobs_T[entry.rows].numpy()
+            closes = sum([run.closes for run in touched])
+            logprobs = None if logprobs_T is None else logprobs_T[entry.rows]
             first = UNSCORED
             for row, score in zip(rows, scores, strict=False):
                 if row < 0:
@@ -285,7 +287,7 @@ class Forward:
                     windows=touched,
                     window_vectors={pooling: vectors[closed : closed + closes] for pooling, vectors in windows.items()},
                     picks=places,
-                    picked=None if launched.picked is None else launched.picked[chosen : chosen + there].numpy(),
+                    picked=None if picked_RD is None else picked_RD[chosen : chosen + there],
                     state_norms=launched.norms[ended].numpy() if entry.ends and launched.norms else None,
                     tensors=launched.carries.get(index, {}),
                     before=launched.kept.get(index, {}),
@@ -340,16 +342,18 @@ class Forward:
         return Segments.pack(entries, num_tiles, self.device, slots=self.tiles, span_tiles=self.span_tiles)
 
     def _upload(self, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
-        """ids and targets, [T] int64 each: a row's target is the token that follows it, -1 where none does."""
+        """ids and targets, [T] int64 each: a row's target is the token that follows it, -1 where none does, or none is scored."""
         rows = np.empty((2, step.num_tiles * TILE), dtype=np.int64)
-        rows[0], rows[1] = PAD_ID, UNWANTED
+        ids, targets = rows
+        ids[:], targets[:] = PAD_ID, UNWANTED
         for e in step.entries:
-            ids, targets = rows[:, e.entry.rows]
-            ids[:] = e.taken.ids
-            targets[:-1] = e.taken.ids[1:]
-            targets[-1] = e.taken.next_id
-            if self.reset_tokens is not None:
-                targets[self.reset_tokens - 1 - e.entry.position % self.reset_tokens :: self.reset_tokens] = UNWANTED
+            ids[e.entry.rows] = e.taken.ids
+        if self.task.scores:
+            for e in step.entries:
+                wanted = targets[e.entry.rows]
+                wanted[:-1], wanted[-1] = e.taken.ids[1:], e.taken.next_id
+                if self.reset_tokens is not None:
+                    wanted[self.reset_tokens - 1 - e.entry.position % self.reset_tokens :: self.reset_tokens] = UNWANTED
         on_device = self._to_device(rows)
         return on_device[0], on_device[1]
 

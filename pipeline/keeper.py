@@ -153,6 +153,8 @@ class ShardKeeper:
         """Documents that are not finished."""
         self._counts: dict[int, Counts] = {}
         """What the rows of those count up to."""
+        self._fresh = False
+        """Nothing is left of attempts before, or of an earlier run: documents begin at their beginning."""
         self._under_way = 0
         self._lock = threading.Lock()
         self._broken = False
@@ -196,6 +198,9 @@ class ShardKeeper:
                 self._replay_finished(trail, document, rows)
                 continue
             self._digests[document.ordinal] = digest
+            if self._fresh:
+                yield document
+                continue
             carry = self._go_on(document, digest, trail or Trail(digest), rows)
             yield document if carry is None else replace(document, carry=carry)
 
@@ -265,6 +270,7 @@ class ShardKeeper:
         try:
             names = children(self._folder)
             self._left = read_journal(self._folder, names, head)
+            self._fresh = not names and self._keeper.states is None
         except Exception as error:  # each file system has exceptions of its own
             log.warning("shard %d: what an attempt before has left cannot be read, and is left out: %s", self._shard, error)
             return

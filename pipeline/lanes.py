@@ -63,6 +63,11 @@ class TokenQueue:
     def take(self, count: int) -> Taken:
         """Remove the first `count` tokens."""
         assert 0 < count <= self.held
+        if count == self.held and len(self._blocks) == 1:  # as short documents go
+            (block,) = self._blocks
+            self._blocks.clear()
+            self.held, self.cut = 0, block.end or self.cut
+            return Taken(block.ids, NO_TOKEN, block.char_starts, block.char_ends, cut=self.cut)
         parts = []
         missing = count
         while missing:

@@ -66,6 +66,9 @@ class RowMaker:
         self.segment_tokens = segment_tokens
         self.score_windows = task.scores and task.score.window_tokens is not None
         self.first_is_scored = scores_first_token(task, context_id)
+        self._narrow = task.embedding.dtype == "float16"
+        self._poolings = task.embedding.poolings if task.embeds else []
+        self._classifies, self._scores_tokens = task.classifies == "document", task.scores
 
     def empty(self, document: Document, num_bytes: int | None) -> DocumentRow:
         """The row of a document of no tokens."""
@@ -78,12 +81,14 @@ class RowMaker:
 
         Raises DocumentError where a vector cannot be written as asked.
         """
-        for vectors in (*result.vectors.values(), *result.window_vectors.values()):
-            check_range(vectors)
+        if self._narrow:
+            for vectors in (*result.vectors.values(), *result.window_vectors.values()):
+                check_range(vectors)
         rows: list[Outcome] = []
         scores = self._scores(carry, result)
         sums = self._sums(carry.position, scores)
-        rows += self._window_rows(document, carry, taken, result, sums)
+        if result.windows:
+            rows += self._window_rows(document, carry, taken, result, sums)
         if scores is not None and self.task.score.per_token:
             rows += self._tokens_rows(document, carry.position, taken, scores)
         if result.picks is not None and result.picked is not None:
@@ -160,17 +165,16 @@ class RowMaker:
             there += 1
 
     def _document_row(self, document: Document, carry: HostCarry, result: EntryResult, num_bytes: int | None) -> DocumentRow:
-        poolings = self.task.embedding.poolings if self.task.embeds else []
-        vectors = {pooling: result.vectors.get(pooling) for pooling in poolings}
+        vectors = {pooling: result.vectors.get(pooling) for pooling in self._poolings}
         row = DocumentRow(document, carry.position, vectors, continued_at=carry.continued_at)
         if result.state_norms is not None:
             norms = np.sqrt(np.square(result.state_norms).reshape(len(result.state_norms), -1).sum(axis=1))
             row = replace(row, state_norm_max=float(norms.max()), state_norm_mean=float(norms.mean()))
-        if self.task.classifies == "document" and result.vectors:
+        if self._classifies and result.vectors:
             (pooled,) = result.vectors.values()
             found = apply(self.heads, pooled[None].astype(np.float32))
             row = replace(row, logits={name: values[0] for name, values in found.items()})
-        if not self.task.scores:
+        if not self._scores_tokens:
             return row
         scored = carry.position if self.first_is_scored else carry.position - self._fresh_starts(carry.position)
         return replace(

@@ -31,14 +31,29 @@ def encode_batch(texts: list[memoryview], tokenizer: TextTokenizer, with_offsets
     return list(zip(tokens, map(len, strings), strict=True))
 
 
-def batch_blocks(batch: Future[list[Encoded]], index: int, num_bytes: int) -> Iterator[TokenBlock]:
+class BatchBlocks(Iterator[TokenBlock]):
     """The one block of a short text, or none if it has no tokens. Raises DocumentError where the tokenizer failed on it."""
-    encoded = batch.result()[index]
-    if isinstance(encoded, DocumentError):
-        raise encoded
-    tokens, chars = encoded
-    if len(tokens.ids):
-        yield block_of(tokens, BEGINNING, Cut(num_bytes, chars, len(tokens.ids)))
+
+    __slots__ = ("_batch", "_index", "_num_bytes")
+
+    def __init__(self, batch: Future[list[Encoded]], index: int, num_bytes: int) -> None:
+        self._batch: Future[list[Encoded]] | None = batch
+        self._index, self._num_bytes = index, num_bytes
+
+    def __next__(self) -> TokenBlock:
+        if self._batch is None:
+            raise StopIteration
+        encoded = self._batch.result()[self._index]
+        self._batch = None
+        if isinstance(encoded, DocumentError):
+            raise encoded
+        tokens, chars = encoded
+        if not len(tokens.ids):
+            raise StopIteration
+        return block_of(tokens, BEGINNING, Cut(self._num_bytes, chars, len(tokens.ids)))
+
+    def close(self) -> None:
+        self._batch = None
 
 
 def checked_ids(ids: Ids, vocab_size: int) -> Ids:

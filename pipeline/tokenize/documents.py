@@ -10,7 +10,7 @@ from dataclasses import replace
 from longscan.pipeline.errors import ConfigError, DocumentError
 from longscan.pipeline.meter import Meter, MeteredExecutor
 from longscan.pipeline.records import BEGINNING, Document, ErrorRow, TokenBlock, TokenStream
-from longscan.pipeline.tokenize.blocks import EosBlocks, LaterBlocks, batch_blocks, checked_ids, close_iterator, encode_batch, id_blocks
+from longscan.pipeline.tokenize.blocks import BatchBlocks, EosBlocks, LaterBlocks, checked_ids, close_iterator, encode_batch, id_blocks
 from longscan.pipeline.tokenize.prefix import prefix_of_ids, prefix_of_text
 from longscan.pipeline.tokenize.prompt import Prompt
 from longscan.pipeline.tokenize.texts import PIECE_BYTES, TextBlocks, last_cut
@@ -123,7 +123,7 @@ class DocumentTokenizer:
         batch = self._executor.submit(encode_batch, texts, self._text_tokenizer, self._with_offsets, self._prompt)
         streams = []
         for index, (document, text) in enumerate(zip(documents, texts, strict=True)):
-            blocks = batch_blocks(batch, index, text.nbytes)
+            blocks = BatchBlocks(batch, index, text.nbytes)
             streams.append(self._text_stream(document, self._dressed(blocks, document, with_offsets=self._with_offsets)))
         return streams
 
