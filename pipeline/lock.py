@@ -70,11 +70,11 @@ class RunLock:
         _held.add(self._owner.token)  # before anybody can see it
         try:
             self._number = self._take()
+            with gate(output, shut=True):
+                pass  # a commit of the start before, whose workers may outlive it, ends first; later ones find this start and give way
         except BaseException:
             _held.discard(self._owner.token)
             raise
-        with gate(output, shut=True):
-            pass  # a commit of the start before, whose workers may outlive it, ends first; later ones find this start and give way
         self._thread = threading.Thread(target=self._beat, name="longscan-lock", daemon=True)
         self._thread.start()
 

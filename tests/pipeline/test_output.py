@@ -532,3 +532,18 @@ def test_an_output_is_unlocked_when_its_start_fails(path: str, monkeypatch: pyte
             open_output(path, FACTS, overwrite=True)
     with open_output(path, FACTS, overwrite=True):
         assert exists(locate(path) / "_run" / "lock")
+
+
+def test_a_lock_that_is_taken_and_cannot_be_used_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a disk that fills up just then: the same process may try again."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OutputError("No space left on device")
+
+    place = locate(str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(locking, "gate", full)
+        with pytest.raises(OutputError, match="No space left"):
+            RunLock(place)
+    with RunLock(place) as lock:
+        assert lock.number == 2
