@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from longscan.pipeline import storage
 from longscan.pipeline.errors import ConfigError, InputError, OutputError
 from longscan.pipeline.storage import (
     Location,
@@ -57,17 +56,15 @@ def test_redact(text: str) -> None:
     assert "s3cr3t" not in redact(text)
 
 
-def test_parts_of_a_uri_that_is_known_are_masked_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "_secrets", set())
+def test_parts_of_a_uri_that_is_known_are_masked_alone() -> None:
     remember_secrets("input: 's3://KEY:s3cr3t%2Bive@b/x' and https://host/x?sig=s1gnature&v=12, az://container@account/x")
     assert redact("Invalid bucket name KEY:s3cr3t%2Bive, or s3cr3t+ive; s1gnature of 12 in container") == (
         "Invalid bucket name ***, or ***; *** of 12 in container"
     )
 
 
-def test_what_is_no_secret_is_not_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_secret_is_not_masked() -> None:
     """A question mark in a URI may be a glob's; and a value may end with an equals sign, as base64 does."""
-    monkeypatch.setattr(storage, "_secrets", set())
     remember_secrets("s3://bucket/2020-0?.parquet and s3://bucket/data?/year=2020/train.parquet, https://host/x?sig=c2lnbmF0dXJl==")
     assert redact("2020-01.parquet, data1/year=2020/train.parquet: c2lnbmF0dXJl==") == "2020-01.parquet, data1/year=2020/train.parquet: ***"
 

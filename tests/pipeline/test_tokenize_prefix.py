@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 from fake_model import document
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 from longscan.pipeline.records import Carry, Document, HostCarry, Ids, TokenBlock
 from longscan.pipeline.tokenize import DocumentTokenizer, TextTokenizer, make_prompt
@@ -79,8 +79,9 @@ def test_a_text_that_is_taken_for_the_same_has_the_same_settled_tokens(
     """Where the old one's end was changed, too: as near to its last cut as can be, and anywhere."""
     text, more = grown
     stream = tokenizers[name].stream(of(text))
-    assume(stream.prefix is not None)
-    assert stream.prefix is not None
+    if stream.prefix is None:
+        event("no safe cut")
+        return
     settled = ids_of([block for block in stream.blocks if block.settled])
     cut = len(text.encode()[: last_cut(text.encode(), tokenizer(name).cuts)].decode())
     for stop in (cut, cut + 1, cut + 2, kept):
