@@ -70,7 +70,7 @@ class Metrics:
         seconds = self.seconds
         reports = [result.report for result in self._results if result.report is not None]
         usage = reduce(Usage.plus, (result.usage for result in self._results if result.usage is not None), Usage())
-        tokens = sum(report.num_tokens for report in reports)
+        tokens = sum(report.num_tokens - report.carried.continued_tokens for report in reports)
         mine = {"seconds": seconds, "computed_tokens": computed_tokens}
         everything = [*self._done, *reports]
         return {

@@ -39,6 +39,8 @@ class Progress:
         self._left, self._num_shards, self._kept = estimated_tokens, num_shards, kept_tokens
         self._ended = 0
         """Of the estimate, what the shards had that are done."""
+        self._continued = 0
+        """Tokens of these that earlier runs had computed (input.state_path)."""
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._began = clock()
@@ -84,6 +86,7 @@ class Progress:
             self._documents += report.num_documents
             self._errors += report.num_errors
             self._done_tokens += report.num_tokens
+            self._continued += report.carried.continued_tokens
             self._left -= estimated_tokens
             self._ended += estimated_tokens
 
@@ -94,18 +97,19 @@ class Progress:
             done = max(self._kept + self._tokens, self._done_tokens)
             scale = self._done_tokens / self._ended if self._ended and self._done_tokens else 1.0
             total = max(self._done_tokens + round(self._left * scale), done)
-            speed = max(done - self._kept, 0) / seconds
+            computed = max(self._tokens, done - self._kept - self._continued)
             finished = self._shards == self._num_shards
             share = 100 if finished else min(99, 100 * done // max(total, 1))
-            left = "" if finished or not speed or done >= total else f", {clock_time((total - done) / speed)} left"
-            kept = f" beside {count(self._kept)} kept" if self._kept else ""
+            gone_on = max(done - self._kept, 0) / seconds  # with what no start of this run had to compute
+            left = "" if finished or not gone_on or done >= total else f", {clock_time((total - done) / gone_on)} left"
+            kept = f" beside {count(done - computed)} kept" if done > computed else ""
             about = (
-                f"{count(done - self._kept)} tokens in {clock_time(seconds)}{kept}"
+                f"{count(computed)} tokens in {clock_time(seconds)}{kept}"
                 if finished
                 else f"{count(done)} of about {count(total)} tokens, {share} %"
             )
             return (
-                f"{about}, {count(speed)} tokens/s{left}; {self._shards} of {self._num_shards} shards, "
+                f"{about}, {count(computed / seconds)} tokens/s{left}; {self._shards} of {self._num_shards} shards, "
                 f"{self._documents} documents, {self._errors} errors"
             )
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import logging
+from dataclasses import replace
 
 import pytest
 from longscan.pipeline.progress import Progress, clock_time, count, num_bytes
-from longscan.pipeline.records import ShardReport
+from longscan.pipeline.records import Carried, ShardReport
 
 
 class Clock:
@@ -59,6 +60,19 @@ def test_what_earlier_starts_have_kept_is_there_from_the_beginning_and_in_no_spe
     progress.add_tokens(500)
     progress.add_shard(report(1, 500), 500)
     assert progress.line().startswith("700 tokens in 0:10 beside 300 kept, 70 tokens/s; 2 of 2 shards")
+
+
+def test_what_an_earlier_run_has_computed_is_in_no_speed() -> None:
+    """Of documents that go on from its states; they are in the time that is left, as those to come may go on so too."""
+    clock = Clock()
+    progress = Progress(1000, 2, stream=io.StringIO(), clock=clock)
+    clock.now += 10
+    progress.add_tokens(100)
+    progress.add_shard(replace(report(0, 500), carried=Carried(continued_tokens=400)), 500)
+    assert progress.line().startswith("500 of about 1.0 k tokens, 50 %, 10 tokens/s, 0:10 left; ")
+    progress.add_tokens(50)
+    progress.add_shard(replace(report(1, 500), carried=Carried(continued_tokens=450)), 500)
+    assert progress.line().startswith("150 tokens in 0:10 beside 850 kept, 15 tokens/s; 2 of 2 shards")
 
 
 def test_tokens_that_are_counted_elsewhere_never_go_back() -> None:
