@@ -94,7 +94,7 @@ class GraphedModel:
     def _begin(self, ids_T: torch.Tensor, segments: Segments, state: ModelState) -> None:
         """Run a step that reads and writes no lane, so that all that is made once is made: nothing may be while a graph is recorded."""
         self._recorded.clear()
-        self._tables = None
+        self._tables, self._memory = None, torch.cuda.graph_pool_handle()  # that of graphs which are gone cannot be taken again
         idle = Segments.pack(
             [Entry(0, TILE)], segments.num_tiles, self._model.device, slots=segments.num_tokens.numel(), span_tiles=segments.span_tiles
         )
