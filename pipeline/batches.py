@@ -131,12 +131,14 @@ def row_bytes(row: Outcome) -> int:
         return ROW_BYTES + row.state.nbytes
     if isinstance(row, TokensRow):
         return ROW_BYTES + row.token_ids.nbytes + row.logprobs.nbytes
-    logits = sum(vector.nbytes for vector in row.logits.values()) if isinstance(row, DocumentRow | PositionRow) and row.logits else 0
-    if isinstance(row, PositionRow):
-        return ROW_BYTES + logits
-    vectors = logits + sum(vector.nbytes for vector in row.vectors.values() if vector is not None)
-    passed = row.document.passthrough.nbytes if isinstance(row, DocumentRow) and row.document.passthrough.num_columns else 0
-    return ROW_BYTES + vectors + passed
+    size = ROW_BYTES
+    if not isinstance(row, PositionRow):
+        size += sum([vector.nbytes for vector in row.vectors.values() if vector is not None])
+    if not isinstance(row, WindowRow) and row.logits:
+        size += sum([vector.nbytes for vector in row.logits.values()])
+    if isinstance(row, DocumentRow) and row.document.passthrough.num_columns:
+        size += row.document.passthrough.nbytes
+    return size
 
 
 def _vectors(rows: Sequence[DocumentRow] | Sequence[WindowRow], task: TaskConfig, schema: pa.Schema) -> dict[str, pa.Array]:
@@ -145,17 +147,18 @@ def _vectors(rows: Sequence[DocumentRow] | Sequence[WindowRow], task: TaskConfig
 
 
 def _vector_array(vectors: Sequence[Mapping[str, Vector | None]], pooling: str, kind: pa.DataType) -> pa.Array:
-    values = np.zeros((len(vectors), kind.list_size), dtype=kind.value_type.to_pandas_dtype())
-    missing = np.zeros(len(vectors), dtype=bool)
-    for i, of_row in enumerate(vectors):
-        vector = of_row[pooling]
-        if vector is None:
-            missing[i] = True
-        elif vector.shape != values.shape[1:] or vector.dtype != values.dtype:
+    nothing = np.zeros(kind.list_size, dtype=kind.value_type.to_pandas_dtype())
+    found = [of_row[pooling] for of_row in vectors]
+    missing = np.array([vector is None for vector in found], dtype=bool)
+    there = [nothing if vector is None else np.ascontiguousarray(vector) for vector in found]
+    for vector in there:
+        if vector.shape != nothing.shape or vector.dtype != nothing.dtype:
             raise ValueError(f"vectors[{pooling!r}]: expected {kind}, got shape {vector.shape} of {vector.dtype}")
-        else:
-            values[i] = vector
-    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1), kind.value_type), type=kind, mask=pa.array(missing))
+    # Joined as bytes: numpy would give Python's lock away, and want it back, at each.
+    values = pa.Array.from_buffers(
+        kind.value_type, len(there) * len(nothing), [None, pa.py_buffer(b"".join([vector.data for vector in there]))]
+    )
+    return pa.FixedSizeListArray.from_arrays(values, type=kind, mask=pa.array(missing))
 
 
 def _batch(columns: Mapping[str, pa.Array], schema: pa.Schema) -> pa.RecordBatch:

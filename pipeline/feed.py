@@ -50,7 +50,7 @@ class Source:
         return max(0, self.stream.estimated_tokens - self.pulled)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pulled:
     """What came of one pull: the next blocks of a document, or the error that ends it."""
 

@@ -31,7 +31,7 @@ NO_TOKEN = -1
 """As the token after the last: the document has ended."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Taken:
     """The tokens of one entry, and the one that follows."""
 
@@ -157,7 +157,7 @@ class OpenDocument:
         return not self.place.ready and not self.place.complete
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepEntry:
     """An entry of a step with the document behind it and the tokens in it."""
 

@@ -27,6 +27,9 @@ _FIELDS = {of_kind: [(field.name, field.default is None) for field in fields(of_
 ENDS = (DocumentRow, ErrorRow)
 """Rows with which a document ends."""
 
+PLAIN = (str, int, float)
+"""Types that JSON takes, numpy's own float among them."""
+
 FRAME_BYTES = 1 << 20
 """A frame takes no more rows once its arrays are so large: what is read back is a frame at a time."""
 
@@ -104,6 +107,8 @@ def _describe(row: Outcome, body: list[Buffer]) -> dict[str, Any]:
 
 
 def _value(value: Any, body: list[Buffer]) -> Any:
+    if isinstance(value, PLAIN):
+        return value
     if isinstance(value, np.ndarray):
         body.append(np.ascontiguousarray(value).data.cast("B") if value.size else b"")
         return {"array": [value.dtype.str, len(value)]}

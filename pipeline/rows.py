@@ -23,7 +23,7 @@ from longscan.pipeline.records import Document, DocumentRow, ErrorRow, HostCarry
 from longscan.pipeline.score import UNSCORED, Logprobs, bits_per_byte, scores_first_token, tile_sums
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EntryResult:
     """What one step says of one entry of n tokens."""
 

@@ -39,7 +39,7 @@ class Candidate:
     lane: int = NO_LANE
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Assignment:
     """A document's entry in the step that is planned."""
 
