@@ -19,7 +19,8 @@ from tiny_jobs import table
 STEP = 4096
 
 HOST_NS_PER_TOKEN = 700
-"""CPU time beside tokenization, for documents of 500 tokens: 340 to 410 on busy cores, 230 to 275 in six times as many tokens: what a process does once counts here."""
+"""CPU time beside tokenization, for documents of 500 tokens: 340 to 410 on busy cores, of which what a process does once is a part:
+230 to 275 in six times as many tokens."""
 
 
 def options(lengths: str, tokens: int, rate: float, *keys: str) -> argparse.Namespace:
