@@ -22,10 +22,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from longscan.jobs.command import DEMO_MODEL
 from longscan.pipeline.config import DEMO
 from longscan.pipeline.errors import ConfigError
 
-DEMO_MODEL = Path(__file__).parent / "demo" / "model"
 STEP_TOKENS, LANES = 65536, 256
 """Of the sleeping device, as on an H200."""
 SHAPES = ("130m", "2.7b", "7b")

@@ -5,9 +5,13 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 from longscan.pipeline.console import shown
 from longscan.pipeline.errors import LongscanError, Stopped
+
+DEMO_MODEL = Path(__file__).parent / "demo" / "model"
+"""What `demo` stands for, where a model is asked for."""
 
 
 def finish(name: str, work: Callable[[], None]) -> int:

@@ -6,7 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from longscan.jobs.command import finish
+from longscan.jobs.command import DEMO_MODEL, finish
+from longscan.pipeline.config import DEMO
 from longscan.pipeline.storage import printable
 
 
@@ -21,7 +22,8 @@ def _convert(options: argparse.Namespace) -> None:
     from longscan.pipeline.fetch import fetch_model
     from longscan.pipeline.model.convert import convert
 
-    print(printable(str(convert(fetch_model(options.source, options.revision).folder, options.target, format=options.format))))
+    folder = fetch_model(str(DEMO_MODEL) if options.source == DEMO else options.source, options.revision).folder
+    print(printable(str(convert(folder, options.target, format=options.format))))
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -30,7 +32,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         description="Write a Mamba-2 of any supported format as a Hugging Face folder (config.json, model.safetensors, its tokenizer).",
         allow_abbrev=False,
     )
-    parser.add_argument("source", metavar="SOURCE", help="folder or hub id: Hugging Face, state-spaces original, or Mistral consolidated")
+    parser.add_argument(
+        "source", metavar="SOURCE", help="folder or hub id: Hugging Face, state-spaces original, or Mistral consolidated; or demo"
+    )
     parser.add_argument("target", metavar="TARGET", help="folder to write, which is not there yet or empty")
     parser.add_argument("--format", default="auto", metavar="FORMAT", help="hugging_face, state_spaces or mistral; auto: by content")
     parser.add_argument("--revision", metavar="REVISION", help="of a hub id")

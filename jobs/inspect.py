@@ -5,13 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from longscan.jobs.command import finish
+from longscan.jobs.command import DEMO_MODEL, finish
 from longscan.pipeline.config import DEMO
 from longscan.pipeline.storage import printable
-
-DEMO_MODEL = Path(__file__).parent / "demo" / "model"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

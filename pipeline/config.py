@@ -260,6 +260,20 @@ def _classify(config: JobConfig) -> Iterator[Problem]:
         yield "input.positions_unit", "tokens with input.tokens_column, as token ids have no characters", config.input.positions_unit
 
 
+def without_effect(task: TaskConfig) -> Iterator[str]:
+    """What is asked for, in words, that this task has none of."""
+    asked = {
+        "task.embedding.window_tokens": (
+            task.embedding.window_tokens is not None,
+            task.embeds,
+            "task=embed and embed_score have windows' vectors",
+        ),
+        "task.score.window_tokens": (task.score.window_tokens is not None, task.scores, "task=score and embed_score have windows' scores"),
+        "task.score.per_token": (task.score.per_token, task.scores, "task=score and embed_score have tokens' scores"),
+    }
+    yield from (f"{key} has no effect with task={task.name}: {who}" for key, (given, taken, who) in asked.items() if given and not taken)
+
+
 def _engine(engine: EngineConfig) -> Iterator[Problem]:
     yield from _choice("engine.backend", engine.backend, ("auto", "torch", "cutile"))
     yield from _auto_or_number("engine.lanes", engine.lanes)

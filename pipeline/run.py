@@ -16,7 +16,7 @@ from typing import Any
 from longscan.kernels import tuning
 from longscan.kernels.segments import TILE
 from longscan.pipeline import cluster
-from longscan.pipeline.config import JobConfig, validate
+from longscan.pipeline.config import JobConfig, validate, without_effect
 from longscan.pipeline.dryrun import Estimate, estimate, measure_speeds
 from longscan.pipeline.duplicates import find_duplicates
 from longscan.pipeline.errors import OutputError, Stopped, TooManyErrors, again
@@ -69,6 +69,8 @@ def run(config: JobConfig, *, build: EngineBuilder | None = None) -> dict[str, A
     """
     remember_secrets(repr(config))
     validate(config)
+    for line in without_effect(config.task):
+        log.warning("%s", line)
     with cluster.joined(config):
         prepared = prepare(config)
         if config.dry_run:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,8 +17,9 @@ from longscan.jobs.run import main
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
-COMMAND = re.compile(r"^    ((?:pip|longscan|pytest)\b.*)$", re.MULTILINE)
-JOBS = [command for command in COMMAND.findall(README) if command.startswith("longscan ")]
+COMMAND = re.compile(r"^    ((?:pip|longscan|pytest|python)\b.*)$", re.MULTILINE)
+FIRST_FILE = COMMAND.findall(README.partition("## A first file of your own")[2].partition("\n## ")[0])
+JOBS = [command for command in COMMAND.findall(README) if command.startswith("longscan ") and command not in FIRST_FILE]
 TOOLS = [command for command in COMMAND.findall(README) if command.startswith("longscan-")]
 OTHERS = [command for command in COMMAND.findall(README) if not command.startswith("longscan")]
 
@@ -36,6 +39,20 @@ def test_jobs_run_as_they_are_written(command: str, tmp_path: Path, capsys: pyte
     else:
         assert (tmp_path / "OUT" / "_SUCCESS").exists()
         assert pq.read_table(tmp_path / "OUT" / "documents").num_rows == 2
+
+
+def test_a_first_file_goes_through_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("one", "It is a truth."), ("two", "However little known: naïve."), ("three", "")):
+        Path(f"{name}.txt").write_text(text, "utf-8")
+    make, embed, show = (shlex.split(command) for command in FIRST_FILE)
+    subprocess.run([sys.executable, *make[1:]], check=True)
+    assert main(embed[1:]) == 0
+    shown = subprocess.run([sys.executable, *show[1:]], check=True, capture_output=True, text=True).stdout
+    assert all(word in shown for word in ("one.txt", "two.txt", "three.txt", "embedding", "num_tokens"))
+    found = pq.read_table("OUT/documents").to_pylist()
+    assert [row["doc_id"] for row in found] == ["one.txt", "three.txt", "two.txt"]
+    assert (found[1]["num_tokens"], found[1]["embedding"]) == (0, None)
 
 
 def test_tools_run_as_they_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from fakes import tiny_checkpoint
 from longscan.jobs.bench import main
 from longscan.jobs.bench_corpus import LENGTHS, lengths_of, make_corpus
 from longscan.jobs.bench_fake import Moment, SleepingModel
-from longscan.jobs.bench_job import DEMO_MODEL
+from longscan.jobs.command import DEMO_MODEL
 from longscan.kernels.segments import Entry, Segments
 from longscan.pipeline.tokenize import load_tokenizer
 from tiny_jobs import table

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from fakes import tiny_checkpoint
 from longscan.jobs.bench_fake import sleeping_engine
-from longscan.jobs.bench_job import DEMO_MODEL, add_arguments, bench_job
+from longscan.jobs.bench_job import add_arguments, bench_job
+from longscan.jobs.command import DEMO_MODEL
 from longscan.jobs.compose import compose_job
 from longscan.pipeline.run import run
 from tiny_jobs import table

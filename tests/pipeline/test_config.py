@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from longscan.pipeline.config import JobConfig, validate
+from longscan.pipeline.config import EmbeddingConfig, JobConfig, ScoreConfig, TaskConfig, validate, without_effect
 from longscan.pipeline.errors import ConfigError
 
 
@@ -115,3 +115,21 @@ def test_sections_are_independent() -> None:
     one.input.passthrough.append("author")
     assert other.input.passthrough == []
     assert replace(one, limit=3).task is one.task
+
+
+@pytest.mark.parametrize(
+    ("task", "wanted"),
+    [
+        (TaskConfig("score", EmbeddingConfig(window_tokens=64)), ["task.embedding.window_tokens has no effect with task=score: "]),
+        (
+            TaskConfig("embed", score=ScoreConfig(per_token=True, window_tokens=64)),
+            ["task.score.window_tokens has no effect with task=embed: ", "task.score.per_token has no effect with task=embed: "],
+        ),
+        (TaskConfig("embed_score", EmbeddingConfig(window_tokens=64), ScoreConfig(per_token=True, window_tokens=64)), []),
+    ],
+    ids=["score", "embed", "embed_score"],
+)
+def test_what_has_no_effect_is_said(task: TaskConfig, wanted: list[str]) -> None:
+    said = list(without_effect(task))
+    assert len(said) == len(wanted)
+    assert all(line.startswith(begin) for line, begin in zip(said, wanted, strict=True))
