@@ -130,12 +130,14 @@ def test_a_crash_and_the_next_start(starts: Starts, job: list[str], undisturbed:
 
 
 ASLEEP = """
-import os, signal
+import os, signal, threading
 from longscan.pipeline import write
-whole = write.gate
+whole, asleep = write.gate, threading.Lock()
 def gate(*a, **k):
-    write.gate = whole
-    os.kill(os.getpid(), signal.SIGSTOP)
+    with asleep:  # no other shard's thread is in the gate meanwhile
+        if write.gate is gate:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            write.gate = whole
     return whole(*a, **k)
 write.gate = gate
 """
