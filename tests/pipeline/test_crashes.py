@@ -130,13 +130,14 @@ def test_a_crash_and_the_next_start(starts: Starts, job: list[str], undisturbed:
 
 
 ASLEEP = """
-import os, signal, threading
+import os, signal, threading, time
 from longscan.pipeline import write
 whole, asleep = write.gate, threading.Lock()
 def gate(*a, **k):
     with asleep:  # no other shard's thread is in the gate meanwhile
         if write.gate is gate:
             os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(1)  # another thread may be the one to take the signal, and this one goes on for as long
             write.gate = whole
     return whole(*a, **k)
 write.gate = gate
