@@ -219,7 +219,7 @@ def test_a_document_of_no_tokens() -> None:
 
 
 def test_a_vector_out_of_range_is_the_documents_error() -> None:
-    maker = RowMaker(TaskConfig("embed"), segment_tokens=128, context_id=None)
+    maker = RowMaker(TaskConfig("embed", EmbeddingConfig(dtype="float16")), segment_tokens=128, context_id=None)
     result = EntryResult(vectors={"mean": np.array([1.0, np.inf], dtype=np.float16)})
     taken = Taken(np.zeros(1, dtype=np.int32), -1)
     with pytest.raises(DocumentError, match="float16"):
