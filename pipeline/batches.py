@@ -1,4 +1,4 @@
-"""Rows of the output -> Arrow batches of the schemas in `records`."""
+"""Rows of the output -> Arrow batches of the `schemas`."""
 
 from __future__ import annotations
 
@@ -8,21 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from longscan.pipeline.config import TaskConfig
-from longscan.pipeline.records import (
-    ERRORS_SCHEMA,
-    STATES_SCHEMA,
-    TOKENS_SCHEMA,
-    DocumentRow,
-    ErrorRow,
-    HeadShape,
-    Outcome,
-    PositionRow,
-    StateRow,
-    TokensRow,
-    Vector,
-    WindowRow,
-    embedding_columns,
-)
+from longscan.pipeline.records import DocumentRow, ErrorRow, Outcome, PositionRow, StateRow, TokensRow, Vector, WindowRow
+from longscan.pipeline.schemas import ERRORS_SCHEMA, STATES_SCHEMA, TOKENS_SCHEMA, HeadShape, embedding_columns
 
 ROW_BYTES = 64
 """What the small columns of a row are taken to weigh."""

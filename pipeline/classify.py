@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from longscan.pipeline.errors import ModelError
-from longscan.pipeline.records import HeadShape
+from longscan.pipeline.schemas import HeadShape
 from safetensors import safe_open
 
 HEAD_FILE = "classifier.safetensors"

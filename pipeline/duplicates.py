@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 from longscan.pipeline.plan import Plan
-from longscan.pipeline.records import Shard
+from longscan.pipeline.shards import Shard
 from longscan.pipeline.storage import Location
 
 TABLE_SLOTS = 1 << 22

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from longscan.pipeline.errors import InputError
-from longscan.pipeline.records import SourceFile
+from longscan.pipeline.shards import SourceFile
 from longscan.pipeline.storage import Location, children, exists, is_uri, locate, redact
 
 SUFFIXES = (".parquet", ".pq", ".parq")

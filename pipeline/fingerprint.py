@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from longscan.pipeline.config import JobConfig
-from longscan.pipeline.records import SourceFile
+from longscan.pipeline.shards import SourceFile
 
 MOST_FILES = 5
 """Changed input files that are named one by one."""

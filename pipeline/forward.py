@@ -26,8 +26,9 @@ from longscan.pipeline.memory import drop_caches
 from longscan.pipeline.meter import DEVICE, Meter
 from longscan.pipeline.places import Picks, pick
 from longscan.pipeline.pool import finish_vectors
-from longscan.pipeline.records import Vector, window_tokens
+from longscan.pipeline.records import Vector
 from longscan.pipeline.rows import EntryResult
+from longscan.pipeline.schemas import window_tokens
 from longscan.pipeline.score import UNSCORED, scores_first_token
 from longscan.pipeline.tokenize.prompt import Prompt
 

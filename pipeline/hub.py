@@ -16,7 +16,7 @@ from typing import Any
 
 from longscan.pipeline.errors import InputError
 from longscan.pipeline.find import find_in_place
-from longscan.pipeline.records import SourceFile
+from longscan.pipeline.shards import SourceFile
 from longscan.pipeline.storage import locate, redact
 
 _DATASET = re.compile(r"hf://datasets/(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?:/(?P<rest>.*))?")

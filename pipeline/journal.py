@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from longscan.pipeline.frames import Frame, pack, read_frame, read_frames
-from longscan.pipeline.records import Carried, Document, Outcome
+from longscan.pipeline.records import Document, Outcome
 from longscan.pipeline.rowcodec import ENDS, NONE, Counts, after_row, unpack_rows
+from longscan.pipeline.shards import Carried
 from longscan.pipeline.storage import Location, atomic_write, writing
 
 SUFFIX = ".rows"

@@ -13,7 +13,7 @@ from longscan.pipeline.engine import Engine
 from longscan.pipeline.keeper import Keeper
 from longscan.pipeline.meter import Meter
 from longscan.pipeline.read import Reader
-from longscan.pipeline.records import Shard, ShardReport
+from longscan.pipeline.shards import Shard, ShardReport
 from longscan.pipeline.tokenize import DocumentTokenizer
 from longscan.pipeline.write import Writer
 

@@ -26,19 +26,9 @@ from longscan.pipeline.errors import LongscanError, OutputError
 from longscan.pipeline.frames import pack
 from longscan.pipeline.journal import Journal, JournalWriter, Trail, read_journal
 from longscan.pipeline.ledger import RUN
-from longscan.pipeline.records import (
-    Carried,
-    Carry,
-    Document,
-    DocumentRow,
-    ErrorRow,
-    Kept,
-    Outcome,
-    Reached,
-    Shard,
-    StateRow,
-)
+from longscan.pipeline.records import Carry, Document, DocumentRow, ErrorRow, Kept, Outcome, Reached, StateRow
 from longscan.pipeline.rowcodec import ENDS, NONE, Counts, Run, after_row, pack_runs
+from longscan.pipeline.shards import Carried, Shard
 from longscan.pipeline.states import KeptState, KeptStates, state_row
 from longscan.pipeline.storage import Location, atomic_write, children, read_bytes, remove, remove_tree
 

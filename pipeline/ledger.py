@@ -20,7 +20,7 @@ from typing import Any
 
 from longscan.pipeline.errors import OutputError
 from longscan.pipeline.gate import gate
-from longscan.pipeline.records import Carried, ShardReport
+from longscan.pipeline.shards import Carried, ShardReport
 from longscan.pipeline.storage import Location, atomic_write, children, create_exclusive, exists, read_bytes, remove, writing
 
 RUN = "_run"

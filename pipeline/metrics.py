@@ -17,7 +17,7 @@ from typing import Any
 
 from longscan.pipeline.errors import LongscanError
 from longscan.pipeline.ledger import RUN
-from longscan.pipeline.records import Carried, ShardReport
+from longscan.pipeline.shards import Carried, ShardReport
 from longscan.pipeline.storage import Location, atomic_write, read_bytes
 from longscan.pipeline.worker import Result, Usage
 

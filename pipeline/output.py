@@ -26,7 +26,7 @@ from longscan.pipeline.fingerprint import Facts, explain_difference, fingerprint
 from longscan.pipeline.ledger import RUN, forget_report, read_reports
 from longscan.pipeline.lock import RunLock
 from longscan.pipeline.plan import Plan
-from longscan.pipeline.records import ShardReport, SourceFile
+from longscan.pipeline.shards import ShardReport, SourceFile
 from longscan.pipeline.storage import (
     TEMPORARY,
     Location,

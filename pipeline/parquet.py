@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from longscan.pipeline.errors import InputError
 from longscan.pipeline.find import current_version
 from longscan.pipeline.pages import Pages, TooLarge
-from longscan.pipeline.records import SourceFile
+from longscan.pipeline.shards import SourceFile
 from longscan.pipeline.storage import locate, redact
 
 BATCH_BYTES = 1 << 20

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 from longscan.kernels.segments import TILE
 from longscan.pipeline.errors import OutputError
-from longscan.pipeline.records import Piece, Shard, SourceFile
+from longscan.pipeline.shards import Piece, Shard, SourceFile
 
 MAX_SHARDS = 10_000
 BYTES_PER_TOKEN = 4

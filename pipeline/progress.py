@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TextIO
 
-from longscan.pipeline.records import ShardReport
+from longscan.pipeline.shards import ShardReport
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ from longscan.pipeline.columns import Bad, BadRow, Columns, Row, decode
 from longscan.pipeline.config import InputConfig
 from longscan.pipeline.meter import Meter
 from longscan.pipeline.parquet import GroupRows, ParquetSource, Unreadable
-from longscan.pipeline.records import Document, ErrorRow, Piece, Shard, SourceFile
+from longscan.pipeline.records import Document, ErrorRow
+from longscan.pipeline.shards import Piece, Shard, SourceFile
 
 NO_PASSTHROUGH = pa.schema([])
 

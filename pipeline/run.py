@@ -31,9 +31,9 @@ from longscan.pipeline.output import RunFolder, open_output
 from longscan.pipeline.plan import Plan, make_plan
 from longscan.pipeline.progress import Progress, count
 from longscan.pipeline.recipe import read_recipe, settle
-from longscan.pipeline.records import ShardReport
 from longscan.pipeline.resolve import Choice, Sizes, choose, choose_sizes, choose_spans, look_at_device, model_facts, pinned, tokenizer_of
 from longscan.pipeline.scan import Scan, scan
+from longscan.pipeline.shards import ShardReport
 from longscan.pipeline.states import check_bound, check_keeps, earlier_run
 from longscan.pipeline.storage import locate, remember_secrets
 from longscan.pipeline.tail import longest_first

@@ -13,7 +13,7 @@ from longscan.pipeline.config import InputConfig
 from longscan.pipeline.errors import InputError
 from longscan.pipeline.footer import column_sizes
 from longscan.pipeline.parquet import ParquetSource, Unreadable
-from longscan.pipeline.records import RowGroup, SourceFile
+from longscan.pipeline.shards import RowGroup, SourceFile
 
 THREADS = 16
 ID_BYTES = 4

@@ -1,6 +1,6 @@
 """States that a run keeps of its documents, and how a later run goes on from them: documents that grow pay for what is new.
 
-    OUT/states/part-….parquet     a row a document that is longer than a segment; `records.STATES_SCHEMA`
+    OUT/states/part-….parquet     a row a document that is longer than a segment; `schemas.STATES_SCHEMA`
         doc_id, position              whose, and how many tokens lie before it
         prefix_length, prefix_sha256  the beginning of the document that it depends on (`tokenize.prefix`)
         state                         a frame, as a carry's file is one (`carry`), owned by the binding and the prefix

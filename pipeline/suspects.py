@@ -28,8 +28,9 @@ from longscan.pipeline.errors import Stopped, WorkerKilled
 from longscan.pipeline.journey import Tools
 from longscan.pipeline.keeper import ShardKeeper
 from longscan.pipeline.ledger import Loss, note_rows
-from longscan.pipeline.records import Document, ErrorRow, Outcome, Shard, ShardReport, TokenBlock, TokenStream
+from longscan.pipeline.records import Document, ErrorRow, Outcome, TokenBlock, TokenStream
 from longscan.pipeline.rows import error_row
+from longscan.pipeline.shards import Shard, ShardReport
 from longscan.pipeline.write import PartWriter
 
 SINGLY = 64

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 from longscan.pipeline.batches import Convert, row_bytes
-from longscan.pipeline.records import STATES_SCHEMA
+from longscan.pipeline.schemas import STATES_SCHEMA
 
 GROUP_BYTES = 16 << 20
 

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from longscan.pipeline.records import Shard
+from longscan.pipeline.shards import Shard
 
 Chain = tuple[Shard, ...]
 

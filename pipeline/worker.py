@@ -30,8 +30,9 @@ from longscan.pipeline.memory import drop_caches, in_a_line, is_out_of_memory
 from longscan.pipeline.meter import Cost, Costs, Meter, add_costs
 from longscan.pipeline.model import load_model
 from longscan.pipeline.read import Reader
-from longscan.pipeline.records import Shard, ShardReport, has_windows
 from longscan.pipeline.resolve import Choice, Sizes, tokenizer_folder
+from longscan.pipeline.schemas import has_windows
+from longscan.pipeline.shards import Shard, ShardReport
 from longscan.pipeline.states import KeptStates, binding
 from longscan.pipeline.storage import locate, remember_secrets
 from longscan.pipeline.suspects import History, Turns, Unfit, process_carefully

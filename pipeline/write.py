@@ -24,26 +24,18 @@ from longscan.pipeline.config import TaskConfig
 from longscan.pipeline.errors import ConfigError, OutputError
 from longscan.pipeline.gate import gate
 from longscan.pipeline.ledger import RUN, begin_attempt, check_newest, write_report
-from longscan.pipeline.records import (
+from longscan.pipeline.records import DocumentRow, ErrorRow, Outcome, PositionRow, StateRow, TokensRow, WindowRow
+from longscan.pipeline.schemas import (
     ERRORS_SCHEMA,
     STATES_SCHEMA,
     TOKENS_SCHEMA,
-    Carried,
-    DocumentRow,
-    ErrorRow,
     HeadShape,
-    Outcome,
-    PositionRow,
-    Shard,
-    ShardReport,
-    StateRow,
-    TokensRow,
-    WindowRow,
     documents_schema,
     has_windows,
     positions_schema,
     windows_schema,
 )
+from longscan.pipeline.shards import Carried, Shard, ShardReport
 from longscan.pipeline.storage import Location, commit_file, locate, writing
 from longscan.pipeline.tables import ArrivalTable, OrderedTable
 

@@ -25,18 +25,8 @@ from longscan.pipeline.classify import Head
 from longscan.pipeline.config import ClassifyConfig, EmbeddingConfig, ScoreConfig, TaskConfig
 from longscan.pipeline.engine import Engine, EngineFailed
 from longscan.pipeline.model import Mamba2, load_model
-from longscan.pipeline.records import (
-    Carry,
-    DocumentRow,
-    ErrorRow,
-    HeadShape,
-    Outcome,
-    PositionRow,
-    Reached,
-    TokensRow,
-    TokenStream,
-    WindowRow,
-)
+from longscan.pipeline.records import Carry, DocumentRow, ErrorRow, Outcome, PositionRow, Reached, TokensRow, TokenStream, WindowRow
+from longscan.pipeline.schemas import HeadShape
 from longscan.pipeline.tokenize.blocks import LaterBlocks
 from longscan.pipeline.tokenize.prompt import Prompt
 from recurrence import truth

@@ -15,7 +15,8 @@ from longscan.pipeline.classify import apply, read_heads
 from longscan.pipeline.errors import ModelError
 from longscan.pipeline.lanes import TokenQueue
 from longscan.pipeline.places import pick
-from longscan.pipeline.records import HeadShape, TokenBlock
+from longscan.pipeline.records import TokenBlock
+from longscan.pipeline.schemas import HeadShape
 from safetensors.torch import save_file
 
 

@@ -13,7 +13,8 @@ from longscan.pipeline.config import TaskConfig
 from longscan.pipeline.engine import Engine
 from longscan.pipeline.errors import OutputError
 from longscan.pipeline.journey import Tools, process_shard
-from longscan.pipeline.records import Carried, Carry, Document, DocumentRow, ErrorRow, Outcome, Reached, Shard, ShardReport, TokenStream
+from longscan.pipeline.records import Carry, Document, DocumentRow, ErrorRow, Outcome, Reached, TokenStream
+from longscan.pipeline.shards import Carried, Shard, ShardReport
 
 LENGTHS = [5, 0, 300, 64, 1]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from longscan.pipeline.errors import OutputError
 from longscan.pipeline.metrics import WRITE_S, Metrics
-from longscan.pipeline.records import Carried, ShardReport
+from longscan.pipeline.shards import Carried, ShardReport
 from longscan.pipeline.storage import locate
 from longscan.pipeline.worker import Result
 

@@ -25,7 +25,8 @@ from longscan.pipeline.errors import OutputError, Stopped
 from longscan.pipeline.lock import Owner, RunLock
 from longscan.pipeline.output import open_output
 from longscan.pipeline.plan import Plan, make_plan
-from longscan.pipeline.records import Document, DocumentRow, ErrorRow, RowGroup, SourceFile
+from longscan.pipeline.records import Document, DocumentRow, ErrorRow
+from longscan.pipeline.shards import RowGroup, SourceFile
 from longscan.pipeline.storage import Location, atomic_write, children, exists, locate, read_bytes
 from longscan.pipeline.write import Writer
 

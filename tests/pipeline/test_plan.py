@@ -20,8 +20,8 @@ from longscan.pipeline.errors import InputError, OutputError
 from longscan.pipeline.find import find_files
 from longscan.pipeline.fingerprint import explain_difference, fingerprint, provenance, run_facts
 from longscan.pipeline.plan import BYTES_PER_TOKEN, CUT_BEYOND, Plan, make_plan
-from longscan.pipeline.records import Piece, RowGroup, Shard, SourceFile
 from longscan.pipeline.scan import scan
+from longscan.pipeline.shards import Piece, RowGroup, Shard, SourceFile
 
 
 def source(name: str, *groups: tuple[int, int], error: str | None = None) -> SourceFile:

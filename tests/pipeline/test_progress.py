@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from longscan.pipeline.progress import Progress, clock_time, count, num_bytes
-from longscan.pipeline.records import Carried, ShardReport
+from longscan.pipeline.shards import Carried, ShardReport
 
 
 class Clock:

@@ -27,8 +27,9 @@ from longscan.pipeline.errors import InputError
 from longscan.pipeline.find import find_files
 from longscan.pipeline.plan import make_plan
 from longscan.pipeline.read import Reader
-from longscan.pipeline.records import Document, ErrorRow, Piece, Shard
+from longscan.pipeline.records import Document, ErrorRow
 from longscan.pipeline.scan import scan
+from longscan.pipeline.shards import Piece, Shard
 
 TEXTS = ["one", "", "zwei ünïcödé 日本 🙂", "a\x00b", "four " * 1000]
 

@@ -15,7 +15,6 @@ from longscan.pipeline.dryrun import estimate, measure_speed
 from longscan.pipeline.errors import ConfigError, ModelError
 from longscan.pipeline.model import Mamba2Geometry, read_geometry
 from longscan.pipeline.plan import make_plan
-from longscan.pipeline.records import RowGroup, SourceFile
 from longscan.pipeline.resolve import (
     MAX_LANES,
     Choice,
@@ -27,6 +26,7 @@ from longscan.pipeline.resolve import (
     model_facts,
     tokenizer_of,
 )
+from longscan.pipeline.shards import RowGroup, SourceFile
 
 GB = 1 << 30
 CPU = Device("cpu", "x86_64", 16 * GB)

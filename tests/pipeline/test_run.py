@@ -22,8 +22,8 @@ from fakes import tiny_checkpoint
 from longscan.jobs.compose import compose_job
 from longscan.jobs.run import main
 from longscan.pipeline.errors import OutputError
-from longscan.pipeline.records import ShardReport
 from longscan.pipeline.run import run
+from longscan.pipeline.shards import ShardReport
 from stopping import Stop, carries, stopped
 from tiny_jobs import rows, success, table, texts, unfinish, words, write_input
 

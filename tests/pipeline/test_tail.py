@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from longscan.pipeline.plan import make_plan
-from longscan.pipeline.records import Piece, RowGroup, Shard, SourceFile
+from longscan.pipeline.shards import Piece, RowGroup, Shard, SourceFile
 from longscan.pipeline.tail import foresee, longest_first, row_tokens
 
 FILE = SourceFile("/x", "x", 1, "v", ())

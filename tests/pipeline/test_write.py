@@ -24,23 +24,9 @@ from longscan.pipeline import write as writing
 from longscan.pipeline.config import EmbeddingConfig, ScoreConfig, TaskConfig
 from longscan.pipeline.errors import ConfigError, OutputError
 from longscan.pipeline.ledger import attempts, begin_attempt, read_reports
-from longscan.pipeline.records import (
-    ERRORS_SCHEMA,
-    STATES_SCHEMA,
-    TOKENS_SCHEMA,
-    Document,
-    DocumentRow,
-    ErrorRow,
-    Outcome,
-    Piece,
-    Shard,
-    ShardReport,
-    SourceFile,
-    TokensRow,
-    WindowRow,
-    documents_schema,
-    windows_schema,
-)
+from longscan.pipeline.records import Document, DocumentRow, ErrorRow, Outcome, TokensRow, WindowRow
+from longscan.pipeline.schemas import ERRORS_SCHEMA, STATES_SCHEMA, TOKENS_SCHEMA, documents_schema, windows_schema
+from longscan.pipeline.shards import Piece, Shard, ShardReport, SourceFile
 from longscan.pipeline.storage import Location, children, exists, locate
 from longscan.pipeline.tables import PartFile
 from longscan.pipeline.write import Writer

@@ -20,7 +20,8 @@ from longscan.pipeline.engine import Engine
 from longscan.pipeline.keeper import Keeper, ShardKeeper
 from longscan.pipeline.lanes import Step
 from longscan.pipeline.meter import Meter
-from longscan.pipeline.records import Carry, DocumentRow, Outcome, Reached, Shard
+from longscan.pipeline.records import Carry, DocumentRow, Outcome, Reached
+from longscan.pipeline.shards import Shard
 from longscan.pipeline.worker import Job, build_engine
 
 FOLDER = "LONGSCAN_SOAK_WITNESS"
