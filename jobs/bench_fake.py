@@ -19,8 +19,8 @@ from longscan.kernels.pool import PoolOutput, PoolState, closed_windows
 from longscan.kernels.segments import Segments
 from longscan.pipeline.engine import Engine
 from longscan.pipeline.forward import Forward, Mark
+from longscan.pipeline.job import EngineBuilder, Job
 from longscan.pipeline.meter import Meter
-from longscan.pipeline.worker import EngineBuilder, Job
 
 WIDTH = 768
 """Of mamba2-130m."""

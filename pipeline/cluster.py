@@ -28,10 +28,11 @@ import torch
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.console import NAME, speak
 from longscan.pipeline.errors import ConfigError, LongscanError, Stopped
+from longscan.pipeline.job import Chain, Job, Result
 from longscan.pipeline.nodes import Node, Workers, cores_here
 from longscan.pipeline.progress import Progress
 from longscan.pipeline.suspects import Unfit
-from longscan.pipeline.worker import SHARDS_AT_ONCE, Chain, Job, Result, Worker
+from longscan.pipeline.worker import SHARDS_AT_ONCE, Worker
 
 NO_LIMIT_S = -1
 """Ray Data gives a run up that yields no row for half an hour, which one long document may well take."""

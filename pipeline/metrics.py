@@ -16,10 +16,10 @@ from functools import reduce
 from typing import Any
 
 from longscan.pipeline.errors import LongscanError
+from longscan.pipeline.job import Result, Usage
 from longscan.pipeline.ledger import RUN
 from longscan.pipeline.shards import Carried, ShardReport
 from longscan.pipeline.storage import Location, atomic_write, read_bytes
-from longscan.pipeline.worker import Result, Usage
 
 WRITE_S = 10.0
 SUMMED = ("seconds", "computed_tokens")

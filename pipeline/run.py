@@ -22,6 +22,7 @@ from longscan.pipeline.duplicates import find_duplicates
 from longscan.pipeline.errors import OutputError, Stopped, TooManyErrors, again
 from longscan.pipeline.find import find_files
 from longscan.pipeline.fingerprint import fingerprint, provenance, run_facts
+from longscan.pipeline.job import Chain, EngineBuilder, Job, Result
 from longscan.pipeline.leftover import kept_tokens
 from longscan.pipeline.lengths import find_long
 from longscan.pipeline.metrics import Metrics
@@ -37,7 +38,7 @@ from longscan.pipeline.shards import ShardReport
 from longscan.pipeline.states import check_bound, check_keeps, earlier_run
 from longscan.pipeline.storage import locate, remember_secrets
 from longscan.pipeline.tail import longest_first
-from longscan.pipeline.worker import SHARDS_AT_ONCE, Chain, EngineBuilder, Job, Result, Worker
+from longscan.pipeline.worker import SHARDS_AT_ONCE, Worker
 from longscan.pipeline.write import check_passthrough
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class Prepared:
 def run(config: JobConfig, *, build: EngineBuilder | None = None) -> dict[str, Any] | Estimate:
     """Do the job, or go on with it. Returns the summary of the finished run, as `_SUCCESS` holds it; for a dry run an estimate.
 
-    build: makes the workers' engines instead of `worker.build_engine`.
+    build: makes the workers' engines instead of `build.build_engine`.
 
     Raises ConfigError, ModelError, InputError, OutputError before anything starts, TooManyErrors once the run is complete
     with more error rows than allowed, Stopped where it is not complete and can go on.

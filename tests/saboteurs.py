@@ -1,4 +1,4 @@
-"""Engines with something wrong, for workers in other processes: they are named by what makes them, as `worker.Job.build` asks."""
+"""Engines with something wrong, for workers in other processes: they are named by what makes them, as `job.Job.build` asks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from longscan.pipeline.build import build_engine
 from longscan.pipeline.engine import Engine
+from longscan.pipeline.job import Job
 from longscan.pipeline.lanes import Step
 from longscan.pipeline.meter import Meter
-from longscan.pipeline.worker import Job, build_engine
 
 MARK = "LONGSCAN_TEST_MARK"
 """Environment: a file that is made when something has gone wrong that does so only once."""

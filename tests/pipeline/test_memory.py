@@ -16,6 +16,7 @@ from fake_model import CountingModel, stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from longscan.kernels.segments import NO_LANE, Segments
+from longscan.pipeline.build import fitting, with_fewer_lanes
 from longscan.pipeline.config import EmbeddingConfig, ScoreConfig, TaskConfig
 from longscan.pipeline.engine import Engine, EngineFailed
 from longscan.pipeline.errors import ConfigError
@@ -24,7 +25,6 @@ from longscan.pipeline.memory import is_out_of_memory
 from longscan.pipeline.records import Carry, DocumentRow, Outcome, Reached, TokenBlock, TokenStream
 from longscan.pipeline.resolve import Choice, Sizes
 from longscan.pipeline.tokenize.blocks import LaterBlocks
-from longscan.pipeline.worker import fitting, with_fewer_lanes
 
 LENGTHS = [1, 900, 64, 1500, 65, 700, 2000, 129, 640, 3, 1100]
 TASK = TaskConfig(

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from longscan.pipeline.errors import OutputError
+from longscan.pipeline.job import Result
 from longscan.pipeline.metrics import WRITE_S, Metrics
 from longscan.pipeline.shards import Carried, ShardReport
 from longscan.pipeline.storage import locate
-from longscan.pipeline.worker import Result
 
 
 class Clock:

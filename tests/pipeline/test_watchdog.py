@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from fakes import tiny_checkpoint
+from longscan.pipeline.build import build_engine
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.errors import Stopped
 from longscan.pipeline.run import run
 from longscan.pipeline.watchdog import Watchdog
-from longscan.pipeline.worker import build_engine
 from tiny_jobs import same_tables, texts, write_input
 
 

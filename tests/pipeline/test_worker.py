@@ -9,13 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fakes import tiny_checkpoint
-from longscan.pipeline import worker as worker_module
+from longscan.pipeline import build
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.engine import Engine
 from longscan.pipeline.errors import Stopped
 from longscan.pipeline.ledger import attempts
 from longscan.pipeline.run import run
 from longscan.pipeline.storage import locate
+from longscan.pipeline.worker import SHARDS_AT_ONCE
 
 SHARDS = 12
 
@@ -48,11 +49,11 @@ def test_a_lost_device_stops_the_run_at_once_and_the_next_start_does_what_is_lef
     config: JobConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker_module, "Engine", OnALostDevice)
+        patch.setattr(build, "Engine", OnALostDevice)
         with pytest.raises(Stopped, match="illegal memory access"):
             run(config)
     begun = sum(attempts(locate(config.output.path), shard) > 0 for shard in range(SHARDS))
-    assert begun <= worker_module.SHARDS_AT_ONCE, "no shard was begun on a device that is lost"
+    assert begun <= SHARDS_AT_ONCE, "no shard was begun on a device that is lost"
     assert not [record for record in caplog.records if record.exc_info], "the error is told once, in the exception"
     summary = run(config)
     assert isinstance(summary, dict)
