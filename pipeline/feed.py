@@ -15,7 +15,8 @@ from functools import partial
 import numpy as np
 from longscan.kernels.segments import NO_LANE
 from longscan.pipeline.errors import DocumentError
-from longscan.pipeline.lanes import Caller, Lanes, OpenDocument
+from longscan.pipeline.lanes import Lanes
+from longscan.pipeline.opened import Caller, OpenDocument
 from longscan.pipeline.records import Document, ErrorRow, TokenBlock, TokenStream
 from longscan.pipeline.rows import RowMaker, error_row
 

@@ -8,8 +8,8 @@ token where scores are asked for, and the vectors that are finished: never a hid
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,15 +21,16 @@ from longscan.kernels.pool import PoolOutput, PoolState, Run, pool, window_runs
 from longscan.kernels.segments import NO_LANE, TILE, Entry, Segments
 from longscan.pipeline.config import TaskConfig
 from longscan.pipeline.errors import ConfigError
-from longscan.pipeline.lanes import NO_TOKEN, Step, StepEntry
 from longscan.pipeline.memory import drop_caches
 from longscan.pipeline.meter import DEVICE, Meter
+from longscan.pipeline.opened import NO_TOKEN
 from longscan.pipeline.places import Picks, pick
 from longscan.pipeline.pool import finish_vectors
 from longscan.pipeline.records import Vector
 from longscan.pipeline.rows import EntryResult
 from longscan.pipeline.schemas import window_tokens
 from longscan.pipeline.score import UNSCORED, scores_first_token
+from longscan.pipeline.steps import Step, StepEntry, starts_afresh
 from longscan.pipeline.tokenize.prompt import Prompt
 
 PAD_ID = 0
@@ -421,28 +422,6 @@ class Forward:
     def _to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """On a GPU a copy into pinned memory that is queued, not waited for."""
         return tensor.to("cpu", non_blocking=True)
-
-
-def starts_afresh(entry: Entry, reset_tokens: int, first_lane: int) -> Iterator[Entry]:
-    """An entry cut at the multiples of `reset_tokens`: what begins there begins as a document of its own does.
-
-    An entry that begins between two of them does not reach beyond the second (`plan_step`): so no part reads the lane that another writes.
-    """
-    done = 0
-    while done < entry.num_tokens:
-        position = (entry.position + done) % reset_tokens
-        taken = min(reset_tokens - position, entry.num_tokens - done)
-        last = done + taken == entry.num_tokens
-        yield replace(
-            entry,
-            first_tile=entry.first_tile + done // TILE,
-            num_tokens=taken,
-            position=position,
-            lane_in=first_lane if position == 0 < entry.position + done else entry.lane_in,
-            lane_out=entry.lane_out if last else NO_LANE,
-            ends=entry.ends and last,
-        )
-        done += taken
 
 
 def _row(vectors: dict[str, Vector], index: int) -> dict[str, Vector]:

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.engine import Engine
-from longscan.pipeline.lanes import StepTotals
 from longscan.pipeline.meter import Cost, Costs, Meter, add_costs
 from longscan.pipeline.resolve import Choice, Sizes
 from longscan.pipeline.shards import Shard, ShardReport
+from longscan.pipeline.steps import StepTotals
 
 EngineBuilder = Callable[["Job", str, Callable[[int], None] | None, Meter], Engine]
 

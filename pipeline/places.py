@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from longscan.pipeline.lanes import Taken
+from longscan.pipeline.opened import Taken
 
 Places = npt.NDArray[np.int64]
 

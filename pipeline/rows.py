@@ -16,7 +16,7 @@ from longscan.kernels.segments import TILE
 from longscan.pipeline.classify import Head, apply
 from longscan.pipeline.config import TaskConfig
 from longscan.pipeline.errors import DocumentError
-from longscan.pipeline.lanes import Taken
+from longscan.pipeline.opened import Taken
 from longscan.pipeline.places import Picks
 from longscan.pipeline.pool import check_range
 from longscan.pipeline.records import Document, DocumentRow, ErrorRow, HostCarry, Outcome, PositionRow, TokensRow, Vector, WindowRow

@@ -11,8 +11,8 @@ from typing import Any
 from longscan.pipeline.build import build_engine
 from longscan.pipeline.engine import Engine
 from longscan.pipeline.job import Job
-from longscan.pipeline.lanes import Step
 from longscan.pipeline.meter import Meter
+from longscan.pipeline.steps import Step
 
 MARK = "LONGSCAN_TEST_MARK"
 """Environment: a file that is made when something has gone wrong that does so only once."""

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from longscan.pipeline.classify import apply, read_heads
 from longscan.pipeline.errors import ModelError
-from longscan.pipeline.lanes import TokenQueue
+from longscan.pipeline.opened import TokenQueue
 from longscan.pipeline.places import pick
 from longscan.pipeline.records import TokenBlock
 from longscan.pipeline.schemas import HeadShape

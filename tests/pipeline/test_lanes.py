@@ -8,8 +8,10 @@ from fake_model import document
 from hypothesis import given
 from hypothesis import strategies as st
 from longscan.kernels.segments import NO_LANE
-from longscan.pipeline.lanes import NO_TOKEN, Caller, Lanes, OpenDocument, Step, TokenQueue
+from longscan.pipeline.lanes import Lanes
+from longscan.pipeline.opened import NO_TOKEN, Caller, OpenDocument, TokenQueue
 from longscan.pipeline.records import TokenBlock
+from longscan.pipeline.steps import Step
 
 FIRST_LANE = 2
 

@@ -20,8 +20,9 @@ from longscan.pipeline.build import fitting, with_fewer_lanes
 from longscan.pipeline.config import EmbeddingConfig, ScoreConfig, TaskConfig
 from longscan.pipeline.engine import Engine, EngineFailed
 from longscan.pipeline.errors import ConfigError
-from longscan.pipeline.lanes import Caller, Lanes
+from longscan.pipeline.lanes import Lanes
 from longscan.pipeline.memory import is_out_of_memory
+from longscan.pipeline.opened import Caller
 from longscan.pipeline.records import Carry, DocumentRow, Outcome, Reached, TokenBlock, TokenStream
 from longscan.pipeline.resolve import Choice, Sizes
 from longscan.pipeline.tokenize.blocks import LaterBlocks

@@ -15,8 +15,9 @@ from fakes import tiny_checkpoint
 from longscan.jobs.run import main
 from longscan.pipeline.frames import pack
 from longscan.pipeline.keeper import ShardKeeper
-from longscan.pipeline.lanes import Lanes, OpenDocument
+from longscan.pipeline.lanes import Lanes
 from longscan.pipeline.leftover import kept_tokens, leftover
+from longscan.pipeline.opened import OpenDocument
 from longscan.pipeline.progress import Progress, count
 from longscan.pipeline.storage import locate
 from stopping import Stop, carries, stopped

@@ -14,7 +14,7 @@ from longscan.kernels.pool import Run
 from longscan.kernels.segments import TILE
 from longscan.pipeline.config import EmbeddingConfig, ScoreConfig, TaskConfig
 from longscan.pipeline.errors import ConfigError, DocumentError
-from longscan.pipeline.lanes import Taken
+from longscan.pipeline.opened import Taken
 from longscan.pipeline.records import DocumentRow, HostCarry, Outcome, TokensRow, WindowRow
 from longscan.pipeline.rows import EntryResult, RowMaker
 from longscan.pipeline.score import bits_per_byte, context_token, scores_first_token, tile_sums

@@ -20,10 +20,10 @@ from longscan.pipeline.build import build_engine
 from longscan.pipeline.engine import Engine
 from longscan.pipeline.job import Job
 from longscan.pipeline.keeper import Keeper, ShardKeeper
-from longscan.pipeline.lanes import Step
 from longscan.pipeline.meter import Meter
 from longscan.pipeline.records import Carry, DocumentRow, Outcome, Reached
 from longscan.pipeline.shards import Shard
+from longscan.pipeline.steps import Step
 
 FOLDER = "LONGSCAN_SOAK_WITNESS"
 """Environment: where the notes go."""
