@@ -23,6 +23,7 @@ from longscan.jobs.compose import compose_job, spelled_keys
 from longscan.pipeline.config import DEMO, JobConfig
 from longscan.pipeline.console import shown, speak
 from longscan.pipeline.errors import LongscanError, Stopped, again
+from longscan.pipeline.wording import plural
 
 log = logging.getLogger("longscan")
 
@@ -62,7 +63,8 @@ def _run(config: JobConfig) -> int:
     if not isinstance(outcome, dict):
         print(outcome)
         return 0
-    log.info("done: %d documents, %d errors, %d tokens in %s", *map(outcome.get, ("documents", "errors", "tokens")), config.output.path)
+    told = (plural(outcome[name], name.removesuffix("s")) for name in ("documents", "errors", "tokens"))
+    log.info("done: %s in %s", ", ".join(told), config.output.path)
     if demo:
         from longscan.jobs.demo.table import render
 

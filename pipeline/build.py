@@ -25,6 +25,7 @@ from longscan.pipeline.schemas import has_windows
 from longscan.pipeline.states import KeptStates, binding
 from longscan.pipeline.storage import Location, locate, remember_secrets
 from longscan.pipeline.tokenize import DocumentTokenizer, TextTokenizer, load_tokenizer
+from longscan.pipeline.wording import plural
 from longscan.pipeline.write import Writer
 
 log = logging.getLogger(__name__)
@@ -162,7 +163,7 @@ def fitting(choice: Choice, sizes: Sizes) -> Iterator[None]:
         lanes = 1 if choice.device == "cuda" else sizes.lanes  # there, fewer have been tried
         lower = "" if lanes == 1 else "Set engine.lanes lower: a run that has begun goes on with that. "
         raise ConfigError(
-            f"the model in {choice.dtype} with {lanes} lanes of state and steps of {sizes.step_tokens} tokens does not fit into "
+            f"the model in {choice.dtype} with {plural(lanes, 'lane')} of state and steps of {sizes.step_tokens} tokens does not fit into "
             f"the memory of this {choice.device}: {in_a_line(error)}. {lower}engine.step_tokens belongs to the run: a lower one takes "
             "another output.path, or output.overwrite=true, which begins anew"
         ) from error

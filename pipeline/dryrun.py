@@ -12,10 +12,10 @@ from longscan.kernels.segments import TILE, Entry, Segments
 from longscan.pipeline.fetch import fetch_model
 from longscan.pipeline.model import Mamba2, Mamba2Geometry, load_model
 from longscan.pipeline.plan import Plan
-from longscan.pipeline.progress import clock_time, count, num_bytes
 from longscan.pipeline.resolve import Choice, Sizes
 from longscan.pipeline.schedule import spare_slots
 from longscan.pipeline.tail import Tail, foresee, longest_first
+from longscan.pipeline.wording import clock_time, count, num_bytes, plural
 
 PROBE_S = 3.0
 PROBE_TOKENS = {"cpu": 2048}
@@ -49,11 +49,11 @@ class Estimate:
         return "\n".join(
             (
                 f"shards      {self.shards}",
-                f"documents   {self.rows} rows",
+                f"documents   {plural(self.rows, 'row')}",
                 f"tokens      about {count(self.tokens)}, by the size of the column",
                 f"memory      about {num_bytes(memory)} a worker: weights {num_bytes(self.weights_bytes)}, "
                 f"states {num_bytes(self.state_bytes)}, a step {num_bytes(self.step_bytes)}",
-                f"time        about {clock_time(self.tail.whole_seconds)} with {self.workers} worker{'s' * (self.workers > 1)} "
+                f"time        about {clock_time(self.tail.whole_seconds)} with {plural(self.workers, 'worker')} "
                 f"at {count(self.tokens_per_second)} tokens/s each, as a few steps went",
                 self._end(),
                 *kept,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,9 @@ import pyarrow.parquet as pq
 from longscan.pipeline.plan import Plan
 from longscan.pipeline.shards import Shard
 from longscan.pipeline.storage import Location
+from longscan.pipeline.wording import plural
+
+log = logging.getLogger(__name__)
 
 TABLE_SLOTS = 1 << 22
 """8 bytes each. With more ids than this some duplicates go unseen, and no id is ever taken for another's."""
@@ -27,9 +31,14 @@ class Duplicates:
     """The first such id."""
 
 
-def find_duplicates(output: Location, plan: Plan) -> Duplicates:
-    """Look through the ids of a run whose shards are all committed."""
-    return count_duplicates(committed(output, plan, "doc_id"))
+def warn_of_duplicates(output: Location, plan: Plan) -> int:
+    """Say, and return, how many documents of a run whose shards are all committed have an id that an earlier one has too."""
+    found = count_duplicates(committed(output, plan, "doc_id"))
+    if found.number:
+        log.warning(
+            "ids that an earlier document has too: %s, the first %r; all are in the output", plural(found.number, "document"), found.first
+        )
+    return found.number
 
 
 def count_duplicates(ids: Iterable[str], slots: int = TABLE_SLOTS) -> Duplicates:

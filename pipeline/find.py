@@ -2,21 +2,28 @@
 
 A path may be a file, a folder (searched to its depths), a glob, or the URI of one. A name that is there is taken as it
 is, whatever characters it holds; only one that is not there can be a glob. Names that begin with `_` or `.` are side
-files by convention and skipped in folders and behind wildcards. Files come in the order of their names.
+files by convention and skipped in folders and behind wildcards; so are the outputs of longscan's runs, which would make
+documents of vectors and scores. Files come in the order of their names.
 """
 
 from __future__ import annotations
 
 import difflib
+import logging
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
 from longscan.pipeline.errors import InputError
+from longscan.pipeline.ledger import RUN
 from longscan.pipeline.shards import SourceFile
 from longscan.pipeline.storage import Location, children, exists, is_uri, locate, redact
+from longscan.pipeline.wording import plural
+
+log = logging.getLogger(__name__)
 
 SUFFIXES = (".parquet", ".pq", ".parq")
 MAGIC = frozenset("*?[")
@@ -25,11 +32,15 @@ HUB = "hf://"
 VERSION_KEYS = ("ETag", "etag", "md5Hash", "blob_id", "oid", "mtime", "LastModified", "last_modified", "updated", "created")
 """Keys of fsspec's info that tell one version of a file from another, the most telling ones first."""
 
+_PART = re.compile(r"(?:(?P<run>.*)/)?(?P<table>\w+)/part-\d{5}-of-\d{5}\.parquet")
+"""A file that longscan may have written; it has where its run's folder says so."""
+
 
 def find_files(path: str, *, exclude: Location | None = None) -> list[SourceFile]:
     """The input's files, in order, their footers not read yet. Files under `exclude` (the output) are left out.
 
-    Raises InputError where nothing is there, or nothing that is Parquet; it says what is there instead.
+    Raises InputError where nothing is there, or nothing that is Parquet (it says what is there instead), or where the input
+    lies in `exclude`.
     """
     if path.startswith(HUB):
         from longscan.pipeline.hub import find_on_hub  # only here: it needs `datasets`, which takes seconds to import
@@ -40,6 +51,8 @@ def find_files(path: str, *, exclude: Location | None = None) -> list[SourceFile
 
 def find_in_place(place: Location, *, exclude: Location | None = None) -> list[SourceFile]:
     """`find_files` of a location, whatever file system it lies on."""
+    if exclude is not None and type(exclude.fs) is type(place.fs) and f"{spot(place)}/".startswith(f"{spot(exclude)}/"):
+        raise InputError(f"output.path: expected a folder outside of the input, found {exclude}, in which the input lies ({place})")
     try:
         found = _search(place)
     except InputError:
@@ -52,6 +65,11 @@ def find_in_place(place: Location, *, exclude: Location | None = None) -> list[S
     if not found:
         raise InputError(f"{place}: expected Parquet files ({', '.join(SUFFIXES)}), found only those of the output")
     return found
+
+
+def spot(place: Location) -> str:
+    """Of a file or folder, by whatever links it is reached."""
+    return os.path.realpath(place.path) if place.is_local else place.path.rstrip("/")
 
 
 def file_version(info: Mapping[str, Any]) -> str:
@@ -99,7 +117,25 @@ def _in_folder(folder: Location) -> list[SourceFile]:
     parquet = sorted(name for name in below if name.lower().endswith(SUFFIXES))
     if not parquet:
         raise InputError(f"{folder}: expected Parquet files ({', '.join(SUFFIXES)}) in this folder, found {_census(below)}")
-    return [_source(folder / name, name, below[name]) for name in parquet]
+    own = _of_runs(folder, parquet)
+    if len(own) == len(parquet):
+        table = f"; to read its documents name {folder / 'documents'}" if exists(folder / "documents") else ""
+        raise InputError(f"{folder}: expected documents, found only what a run of longscan has written{table}")
+    return [_source(folder / name, name, below[name]) for name in parquet if name not in own]
+
+
+def _of_runs(folder: Location, names: Iterable[str], asked: Collection[str] = ()) -> set[str]:
+    """Those of `names`, in a folder, that runs of longscan have written, and says so. asked: tables that are meant to be read."""
+    parts = {name: found for name in names if (found := _PART.fullmatch(name)) is not None and found["table"] not in asked}
+    runs = {found["run"] or "" for found in parts.values()}
+    marks = {run: folder / run / RUN if run else folder / RUN for run in runs}
+    own = sorted(run for run in runs if exists(marks[run] / "fingerprint.json"))
+    left_out = {name for name, found in parts.items() if (found["run"] or "") in own}
+    if own:
+        more = f" and {len(own) - 3} more" if len(own) > 3 else ""
+        said = ", ".join(str(folder / run if run else folder) for run in own[:3]) + more
+        log.info("no input, since runs of longscan wrote them: %s in %s", plural(len(left_out), "file"), said)
+    return left_out
 
 
 def _by_glob(place: Location, parts: list[str], wild: int) -> list[SourceFile]:
@@ -121,7 +157,10 @@ def _by_glob(place: Location, parts: list[str], wild: int) -> list[SourceFile]:
     if not found:
         there = children(root)[:10]
         raise InputError(f"{place}: expected a glob that matches Parquet files, found in {root}: {', '.join(there) or 'nothing'}")
-    return [found[name] for name in sorted(found)]
+    own = _of_runs(root, found, parts[wild:])
+    if len(own) == len(found):
+        raise InputError(f"{place}: expected a glob that matches documents, found only what runs of longscan have written")
+    return [found[name] for name in sorted(found) if name not in own]
 
 
 def _below(folder: Location) -> Iterator[tuple[str, Mapping[str, Any] | None]]:

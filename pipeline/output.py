@@ -41,6 +41,7 @@ from longscan.pipeline.storage import (
     remove_tree,
     writing,
 )
+from longscan.pipeline.wording import plural
 from longscan.pipeline.write import TABLES, tables_of
 
 SUCCESS = "_SUCCESS"
@@ -153,7 +154,7 @@ class RunFolder:
         missing = [shard for shard in plan.shards if shard.index not in reports]
         if missing:
             raise OutputError(
-                f"{self.place}: {len(missing)} of {len(plan.shards)} shards are not done; run the same command again, without "
+                f"{self.place}: {len(missing)} of {plural(len(plan.shards), 'shard')} not done yet; run the same command again, without "
                 "output.overwrite=true, to go on"
             )
         self._check_parts(plan, tables_of(task, keep_state=keep_state))
@@ -183,7 +184,7 @@ class RunFolder:
         if gone:
             table, shard = gone[0]
             raise OutputError(
-                f"{self.place}: {len(gone)} parts of finished shards are gone, the first of them {table}/{shard.part_name}; "
+                f"{self.place}: parts of finished shards that are gone: {len(gone)}, the first {table}/{shard.part_name}; "
                 "run the same command again, without output.overwrite=true, to make them anew"
             )
 

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TextIO
 
 from longscan.pipeline.shards import ShardReport
+from longscan.pipeline.wording import clock_time, count, plural
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class Progress:
             self._ended += estimated_tokens
 
     def line(self) -> str:
-        """`812.0 k of about 1.3 M tokens, 62 %, 45.1 k tokens/s, 0:11 left; 3 of 6 shards, 120 documents, 0 errors`"""
+        """`812.0 k of about 1.3 M tokens, 62 %, 45.1 k tokens/s, 0:11 left; 3 of 6 shards, 1 document, 0 errors`"""
         with self._lock:
             seconds = max(self._clock() - self._began, 1e-9)
             done = max(self._kept + self._tokens, self._done_tokens)
@@ -109,8 +110,8 @@ class Progress:
                 else f"{count(done)} of about {count(total)} tokens, {share} %"
             )
             return (
-                f"{about}, {count(computed / seconds)} tokens/s{left}; {self._shards} of {self._num_shards} shards, "
-                f"{self._documents} documents, {self._errors} errors"
+                f"{about}, {count(computed / seconds)} tokens/s{left}; {self._shards} of {plural(self._num_shards, 'shard')}, "
+                f"{plural(self._documents, 'document')}, {plural(self._errors, 'error')}"
             )
 
     def _show(self) -> None:
@@ -120,26 +121,3 @@ class Progress:
                 self._stream.flush()
             else:
                 log.info("%s", self.line())
-
-
-def count(number: float) -> str:
-    """1234 -> 1.2 k"""
-    for scale, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= scale:
-            return f"{number / scale:.1f} {unit}"
-    return f"{number:.0f}"
-
-
-def num_bytes(number: float) -> str:
-    """1234567 -> 1.2 MB"""
-    for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if number >= scale:
-            return f"{number / scale:.1f} {unit}"
-    return f"{number:.0f} B"
-
-
-def clock_time(seconds: float) -> str:
-    """3725 -> 1:02:05"""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

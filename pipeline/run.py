@@ -14,30 +14,31 @@ from importlib.metadata import version
 from typing import Any
 
 from longscan.kernels import tuning
-from longscan.kernels.segments import TILE
 from longscan.pipeline import cluster
-from longscan.pipeline.config import JobConfig, validate, without_effect
+from longscan.pipeline.config import JobConfig
 from longscan.pipeline.dryrun import Estimate, estimate, measure_speeds
-from longscan.pipeline.duplicates import find_duplicates
+from longscan.pipeline.duplicates import warn_of_duplicates
 from longscan.pipeline.errors import OutputError, Stopped, TooManyErrors, again
 from longscan.pipeline.find import find_files
 from longscan.pipeline.fingerprint import fingerprint, provenance, run_facts
 from longscan.pipeline.job import Chain, EngineBuilder, Job, Result
 from longscan.pipeline.leftover import kept_tokens
-from longscan.pipeline.lengths import find_long
+from longscan.pipeline.lengths import warn_of_length
 from longscan.pipeline.metrics import Metrics
 from longscan.pipeline.model import Mamba2Geometry, check_weights, read_geometry
 from longscan.pipeline.nodes import Workers, size_workers
 from longscan.pipeline.output import RunFolder, open_output
 from longscan.pipeline.plan import Plan, make_plan
-from longscan.pipeline.progress import Progress, count
+from longscan.pipeline.progress import Progress
 from longscan.pipeline.recipe import read_recipe, settle
 from longscan.pipeline.resolve import Choice, Sizes, choose, choose_sizes, choose_spans, look_at_device, model_facts, pinned, tokenizer_of
+from longscan.pipeline.rules import validate, without_effect
 from longscan.pipeline.scan import Scan, scan
 from longscan.pipeline.shards import ShardReport
 from longscan.pipeline.states import check_bound, check_keeps, earlier_run
 from longscan.pipeline.storage import locate, remember_secrets
 from longscan.pipeline.tail import longest_first
+from longscan.pipeline.wording import count, plural
 from longscan.pipeline.worker import SHARDS_AT_ONCE, Worker
 from longscan.pipeline.write import check_passthrough
 
@@ -88,7 +89,7 @@ def run(config: JobConfig, *, build: EngineBuilder | None = None) -> dict[str, A
                     raise Stopped(f"{error}\n{what}") from error
     if summary["errors"] > config.max_errors:
         raise TooManyErrors(
-            f"the run is complete, but {summary['errors']} rows failed, and max_errors={config.max_errors}; "
+            f"the run is complete, but {plural(summary['errors'], 'row')} failed, and max_errors={config.max_errors}; "
             f"{locate(config.output.path, OutputError)}/errors says which and why"
         )
     return summary
@@ -182,20 +183,22 @@ def _work(prepared: Prepared, output: RunFolder, build: EngineBuilder | None) ->
     chains = [chain for chain in longest_first(plan.chains()) if any(shard.index not in done for shard in chain)]
     job = Job(config, prepared.choice, _sizes(plan, config), plan.passthrough, provenance(output.facts), build, output.number)
     log.info(
-        "%d documents in %d shards, about %s tokens%s",
-        plan.num_rows,
-        len(plan.shards),
+        "%s in %s, about %s tokens%s",
+        plural(plan.num_rows, "document"),
+        plural(len(plan.shards), "shard"),
         count(plan.estimated_tokens),
-        f"; going on: {len(done)} shards are done already" if done else "",
+        f"; going on: {len(done)} of them done already" if done else "",
     )
     metrics = Metrics(output.place, start=output.number, done=done.values(), num_shards=len(plan.shards), about=_about(prepared, job))
     results = _run_shards(job, prepared.workers, chains, done, output, metrics)
     seconds = metrics.seconds
     failed = [result for result in results if result.report is None]
     if failed:
-        raise Stopped(f"{len(failed)} of {len(plan.shards)} shards failed, the first of them shard {failed[0].index}: {failed[0].error}")
-    _warn_of_length(prepared, output, plan)
-    duplicates = _warn_of_duplicates(config, output, plan)
+        raise Stopped(
+            f"{len(failed)} of {plural(len(plan.shards), 'shard')} failed, the first of them shard {failed[0].index}: {failed[0].error}"
+        )
+    warn_of_length(output.place, plan, prepared.geometry.max_trained_tokens, config.engine.reset_tokens)
+    duplicates = warn_of_duplicates(output.place, plan) if config.input.id_column is not None else 0  # those that longscan gives are unique
     return output.finish(plan, config.task, keep_state=config.output.keep_state, duplicate_ids=duplicates, seconds=seconds)
 
 
@@ -278,29 +281,3 @@ def _chains_through(worker: Worker, pool: ThreadPoolExecutor, chains: Sequence[C
         finished, running = wait(running, return_when=FIRST_COMPLETED)
         for future in finished:
             yield from future.result()
-
-
-def _warn_of_length(prepared: Prepared, output: RunFolder, plan: Plan) -> None:
-    """Say how many documents pass the length that the model was trained on, where it declares one and states go on beyond it."""
-    trained, reset = prepared.geometry.max_trained_tokens, prepared.config.engine.reset_tokens
-    if trained is None or (reset is not None and reset <= trained):
-        return
-    found = find_long(output.place, plan, trained)
-    if found.number:
-        log.warning(
-            "%d of %d documents are longer than the %d tokens that this model was trained on, the longest has %d: what it makes of "
-            "their later parts may be poor. Compare bits_per_byte of windows along them, or set engine.reset_tokens=%d",
-            *(found.number, plan.num_rows, trained, found.longest, trained // TILE * TILE or TILE),
-        )
-
-
-def _warn_of_duplicates(config: JobConfig, output: RunFolder, plan: Plan) -> int:
-    """How many documents share an earlier one's id; ids that longscan gives are unique."""
-    if config.input.id_column is None:
-        return 0
-    found = find_duplicates(output.place, plan)
-    if found.number:
-        log.warning(
-            "%d documents have an id that an earlier one has too, the first is %r; all are in the output", found.number, found.first
-        )
-    return found.number

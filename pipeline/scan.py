@@ -14,6 +14,7 @@ from longscan.pipeline.errors import InputError
 from longscan.pipeline.footer import column_sizes
 from longscan.pipeline.parquet import ParquetSource, Unreadable
 from longscan.pipeline.shards import RowGroup, SourceFile
+from longscan.pipeline.wording import plural
 
 THREADS = 16
 ID_BYTES = 4
@@ -40,25 +41,29 @@ class _Scanned:
     file: SourceFile
     passthrough: pa.Schema | None = None
     complaint: str | None = None
-    out_of_reach: str | None = None
 
 
 def scan(files: Sequence[SourceFile], config: InputConfig, *, threads: int = THREADS) -> Scan:
     """Read the footers of `files`.
 
     A file that cannot be read keeps its reason in `error`; one without the columns that are asked for gives error rows
-    when it is read. Raises InputError where no file can be got at, or no readable file has the columns.
+    when it is read. Raises InputError where no file can be read, or no readable file has the columns.
     """
     columns = Columns.of(config)
     with ThreadPoolExecutor(threads) as pool:
         scanned = list(pool.map(lambda file: _scan(file, columns), files))
-    if scanned and all(one.out_of_reach for one in scanned):
-        raise InputError(f"none of the {len(scanned)} input files can be opened; the first says: {scanned[0].out_of_reach}")
+    unreadable = [_why(one.file) for one in scanned if one.file.error is not None]
+    if scanned and len(unreadable) == len(scanned):
+        raise InputError(
+            unreadable[0] if len(scanned) == 1 else f"none of the {len(scanned)} input files can be read; the first: {unreadable[0]}"
+        )
+    for line in unreadable:
+        log.warning("becomes an error row: %s", line)
     passthrough = next((one.passthrough for one in scanned if one.passthrough is not None), None)
     complaints = [(one.file.name, one.complaint) for one in scanned if one.complaint]
     if passthrough is None and complaints:
         name, complaint = complaints[0]
-        others = f"; {len(complaints) - 1} more files have it no better" if len(complaints) > 1 else ""
+        others = f"; so does {plural(len(complaints) - 1, 'more file')}" if len(complaints) > 1 else ""
         raise InputError(f"{name}: {complaint}{others}")
     for name, complaint in complaints:
         log.warning("%s: its rows become error rows: %s", name, complaint)
@@ -69,21 +74,23 @@ def scan(files: Sequence[SourceFile], config: InputConfig, *, threads: int = THR
 
 def _scan(file: SourceFile, columns: Columns) -> _Scanned:
     if file.error is not None:
-        return _Scanned(file, out_of_reach=f"{file.name}: {file.error}")
+        return _Scanned(file)
     try:
         source = ParquetSource(file)
-    except Unreadable as error:
-        log.warning("%s: becomes an error row: %s", file.name, error)
+    except (Unreadable, InputError) as error:
         return _Scanned(replace(file, error=str(error)))
-    except InputError as error:
-        log.warning("%s: becomes an error row", error)
-        return _Scanned(replace(file, error=str(error)), out_of_reach=str(error))
     try:
         complaint = columns.complaint(source.schema)
         file = replace(file, row_groups=_row_groups(source, columns))
         return _Scanned(file, None if complaint else columns.passthrough_schema(source.schema), complaint)
     finally:
         source.close()
+
+
+def _why(file: SourceFile) -> str:
+    """What is wrong with a file, its name before it."""
+    error = file.error or ""
+    return error if error.startswith(f"{file.name}: ") else f"{file.name}: {error}"
 
 
 def _row_groups(source: ParquetSource, columns: Columns) -> tuple[RowGroup, ...]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +27,7 @@ import torch
 from longscan.pipeline.carry import Layout, Owner, SavedCarry, parse_carry, save_carry
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.errors import ConfigError, OutputError
+from longscan.pipeline.find import spot
 from longscan.pipeline.fingerprint import Facts, explain_difference, fingerprint
 from longscan.pipeline.ledger import RUN
 from longscan.pipeline.model import Mamba2Geometry
@@ -36,6 +36,7 @@ from longscan.pipeline.rowcodec import Counts
 from longscan.pipeline.storage import Location, children, exists, locate, read_bytes, redact
 from longscan.pipeline.tokenize import TextTokenizer
 from longscan.pipeline.tokenize.prefix import begins_with
+from longscan.pipeline.wording import plural
 
 STATES = "states"
 SUCCESS = "_SUCCESS"
@@ -90,7 +91,7 @@ def earlier_run(config: JobConfig) -> Facts | None:
     place = locate(path, ConfigError)
     expected = f"input.state_path: expected the output of a finished run with output.keep_state=true, found {place}"
     output = locate(config.output.path, OutputError)
-    if _spot(place) == _spot(output):
+    if spot(place) == spot(output):
         raise ConfigError(f"{expected}, which is output.path: a run that goes on from another's states writes to a folder of its own")
     try:
         data = read_bytes(place / RUN / "fingerprint.json")
@@ -117,17 +118,12 @@ def earlier_run(config: JobConfig) -> Facts | None:
     return facts
 
 
-def _spot(place: Location) -> str:
-    """Of a folder, by whatever links it is reached."""
-    return os.path.realpath(place.path) if place.is_local else place.path.rstrip("/")
-
-
 def _missing_parts(folder: Location) -> str:
     """Which parts of a finished run's states are not there, in words; empty where all are."""
     there = [int(found[1]) for name in children(folder) if (found := _PART.fullmatch(name)) is not None]
     if not there:
         return f"{folder} holds no part"
-    return "" if len(there) >= there[0] else f"{folder} holds {len(there)} of {there[0]} parts"
+    return "" if len(there) >= there[0] else f"{folder} holds {len(there)} of {plural(there[0], 'part')}"
 
 
 def check_bound(earlier: Mapping[str, Any], facts: Mapping[str, Any]) -> None:

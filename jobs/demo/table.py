@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.storage import Location, children, exists, locate
+from longscan.pipeline.wording import plural
 
 EXCERPT = 60
 """Characters of a window's text that are shown."""
@@ -95,5 +96,5 @@ def _files(out: Location) -> list[str]:
         for name in _parts(out, table):
             place = out / table / name
             with place.fs.open(place.path, "rb") as file:
-                lines.append(f"  {table}/{name}  {pq.ParquetFile(file).metadata.num_rows} rows")
+                lines.append(f"  {table}/{name}  {plural(pq.ParquetFile(file).metadata.num_rows, 'row')}")
     return lines

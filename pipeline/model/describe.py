@@ -10,9 +10,9 @@ from longscan.pipeline.errors import ModelError
 from longscan.pipeline.model.config import Mamba2Geometry
 from longscan.pipeline.model.formats import AUTO, FORMATS, find_format
 from longscan.pipeline.model.weights import check_weights, weight_files
-from longscan.pipeline.progress import count, num_bytes
 from longscan.pipeline.recipe import read_recipe
 from longscan.pipeline.tokenize import check_fits, load_tokenizer
+from longscan.pipeline.wording import count, num_bytes, plural
 
 ITEMSIZES = {"bfloat16": 2, "float32": 4}
 """model.dtype on a GPU, on a CPU -> bytes of an activation."""
@@ -47,9 +47,9 @@ def _network(g: Mamba2Geometry) -> list[str]:
     head = "tied to the embedding" if g.tied else "of its own" if g.has_head else "none: it embeds and does not score"
     biases = [name for name, there in (("projections", g.use_bias), ("convolution", g.use_conv_bias)) if there]
     lines = [
-        f"network     Mamba-2, {g.num_layers} layers of width {g.d_model}, inner width {g.inner}, {count(g.num_parameters)} parameters"
-        f" ({g.num_parameters})",
-        f"mixer       {g.num_heads} heads of {g.head_dim}, {g.num_groups} group{'s' * (g.num_groups > 1)}, state {g.state_size},"
+        f"network     Mamba-2, {plural(g.num_layers, 'layer')} of width {g.d_model}, inner width {g.inner},"
+        f" {count(g.num_parameters)} parameters ({g.num_parameters})",
+        f"mixer       {plural(g.num_heads, 'head')} of {g.head_dim}, {plural(g.num_groups, 'group')}, state {g.state_size},"
         f" convolution over {g.conv_kernel}, time steps {g.dt_limit[0]:g} to {g.dt_limit[1]:g}, norm"
         f" {'before' if g.norm_before_gate else 'after'} the gate, eps {g.eps:g}, biases: {', '.join(biases) or 'none'}",
         f"vocabulary  {g.vocab_size} rows, head {head}",
@@ -96,6 +96,6 @@ def _memory(g: Mamba2Geometry, lanes: int) -> list[str]:
         weights, state = g.num_parameters * itemsize, g.state_bytes(itemsize)
         lines.append(
             f"{dtype:<12}{num_bytes(weights)} of weights, {num_bytes(state)} ({state} bytes) of state a document of any length;"
-            f" with {lanes} lanes {num_bytes(weights + (lanes + 1) * state)}, and what a step takes"
+            f" with {plural(lanes, 'lane')} {num_bytes(weights + (lanes + 1) * state)}, and what a step takes"
         )
     return lines

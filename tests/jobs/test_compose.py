@@ -12,8 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from longscan.jobs.compose import AS_TYPED, OPTIONAL, all_keys, compose_job, spelled_keys
-from longscan.pipeline.config import JobConfig, validate
+from longscan.pipeline.config import JobConfig
 from longscan.pipeline.errors import ConfigError
+from longscan.pipeline.rules import validate
 
 JOB = ("model.path=M", "input.path=I", "output.path=O")
 

@@ -220,7 +220,7 @@ class TestRows:
         parts = [path for path in (tmp_path / "out").rglob("*") if path.is_file() and "_run" not in path.parts]
         assert {path.name for path in parts} == {"part-00000-of-00001.parquet", "_SUCCESS"}
         said = capsys.readouterr().err
-        assert "an id that an earlier one has too, the first is 'dup'" in said
+        assert "ids that an earlier document has too: 1 document, the first 'dup'" in said
         wrong = words(model, source.parent, tmp_path / "out", "input.text_column=\x1b[1mno")
         said += refused(capsys, wrong, "\\x1b[1mno", "\\x1b[2Jbad\n  00:00:00 done")
         assert not {"\x1b", "\x07"} & set(said)

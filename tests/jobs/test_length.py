@@ -30,7 +30,7 @@ def test_documents_beyond_the_trained_length_are_told_of_once(
     longest = max(row["num_tokens"] for row in rows(tmp_path / "out", "documents"))
     said = capsys.readouterr().err
     assert said.count("that this model was trained on") == 1
-    assert f"2 of 5 documents are longer than the 200 tokens that this model was trained on, the longest has {longest}" in said
+    assert f"longer than the 200 tokens that this model was trained on: 2 of 5 documents, the longest has {longest}" in said
     assert "engine.reset_tokens=192" in said
     assert main(words(model, source, tmp_path / "reset", "max_errors=1", "engine.reset_tokens=192")) == 0
     assert "trained on" not in capsys.readouterr().err, "no state goes on beyond that length"

@@ -123,8 +123,53 @@ def test_the_output_inside_the_input_is_no_input(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"")
     assert names(str(tmp_path), exclude=locate(str(tmp_path / "out"))) == ["a.parquet"]
-    with pytest.raises(InputError, match="found only those of the output"):
-        find_files(str(tmp_path / "out"), exclude=locate(str(tmp_path / "out")))
+
+
+@pytest.mark.parametrize("inside", ["", "/documents", "/documents/*.parquet", "/documents/part.parquet"])
+def test_an_input_that_lies_in_the_output_is_refused(root: str, inside: str) -> None:
+    atomic_write(locate(root) / "out" / "documents" / "part.parquet", b"")
+    with pytest.raises(InputError, match=r"output\.path: expected a folder outside of the input, found .*/out, in which the input lies"):
+        find_files(f"{root}/out{inside}", exclude=locate(f"{root}/out"))
+    assert "b.parquet" in names(root, exclude=locate(f"{root}/out")), "the other way round it is left out"
+    assert names(f"{root}/b.parquet", exclude=locate(f"{root}/b")) == ["b.parquet"], "a name that begins alike is no folder above"
+
+
+def test_a_link_into_the_output_is_still_in_it(tmp_path: Path) -> None:
+    (tmp_path / "out" / "documents").mkdir(parents=True)
+    (tmp_path / "in").symlink_to(tmp_path / "out" / "documents")
+    with pytest.raises(InputError, match="in which the input lies"):
+        find_files(str(tmp_path / "in"), exclude=locate(str(tmp_path / "out")))
+
+
+def run_at(folder: str, *tables: str) -> None:
+    """What find sees of a run of longscan."""
+    for name in ("_run/fingerprint.json", *(f"{table}/part-00000-of-00001.parquet" for table in tables)):
+        place = locate(folder)
+        for part in name.split("/"):
+            place = place / part
+        atomic_write(place, b"12345")
+
+
+def test_outputs_of_earlier_runs_are_no_input(root: str, caplog: pytest.LogCaptureFixture) -> None:
+    run_at(f"{root}/out", "documents", "errors")
+    run_at(f"{root}/deep/out", "windows")
+    atomic_write(locate(root) / "mine" / "documents" / "part-00000-of-00001.parquet", b"")
+    with caplog.at_level("INFO"):
+        assert names(root) == [*FOUND, "mine/documents/part-00000-of-00001.parquet"]
+    assert caplog.messages == [f"no input, since runs of longscan wrote them: 3 files in {root}/deep/out, {root}/out"]
+    assert names(f"{root}/deep") == ["date=2024-01-01/d.parquet", "er/c.pq"]
+    assert names(f"{root}/d*") == ["deep/date=2024-01-01/d.parquet", "deep/er/c.pq"]
+    assert names(f"{root}/**/*.parquet") == [name for name in FOUND if name.endswith("t")] + ["mine/documents/part-00000-of-00001.parquet"]
+
+
+def test_what_a_run_has_written_is_input_where_its_table_is_named(root: str) -> None:
+    run_at(f"{root}/out", "documents", "errors")
+    assert names(f"{root}/out/documents") == ["part-00000-of-00001.parquet"]
+    assert names(f"{root}/*/documents") == ["out/documents/part-00000-of-00001.parquet"]
+    with pytest.raises(InputError, match=r"found only what a run of longscan has written; to read its documents name .*/out/documents"):
+        find_files(f"{root}/out")
+    with pytest.raises(InputError, match="found only what runs of longscan have written"):
+        find_files(f"{root}/out/*")
 
 
 def test_links_are_followed_each_folder_once(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_new_run_from_start_to_success(path: str) -> None:
         assert run.started
         assert run.plan(FILES) == plan()
         assert run.reports() == {}
-        with pytest.raises(OutputError, match="3 of 3 shards are not done; run the same command again"):
+        with pytest.raises(OutputError, match="3 of 3 shards not done yet; run the same command again"):
             run.finish(plan(), TASK)
         for index in (2, 0, 1):
             write_shard(run.place, index)
@@ -274,7 +274,7 @@ def test_a_part_that_is_gone_is_made_anew(path: str) -> None:
             write_shard(run.place, index)
         part = run.place / "errors" / "part-00001-of-00003.parquet"
         run.place.fs.rm_file(part.path)
-        with pytest.raises(OutputError, match=r"1 parts of finished shards are gone, the first of them errors/part-00001-of-00003"):
+        with pytest.raises(OutputError, match=r"parts of finished shards that are gone: 1, the first errors/part-00001-of-00003"):
             run.finish(plan(), TASK)
         assert not run.finished
         assert sorted(run.reports()) == [0, 2]

@@ -221,15 +221,17 @@ def test_scan_keeps_broken_files_and_says_so(tmp_path: Path, caplog: pytest.LogC
     with caplog.at_level(logging.WARNING):
         found = scan(find_files(str(tmp_path)), InputConfig())
     assert [file.error is None for file in found.files] == [True, False, True]
-    assert "b.parquet: becomes an error row" in caplog.text
+    assert "becomes an error row: b.parquet: expected a Parquet file" in caplog.text
     assert "c.parquet: its rows become error rows: input.text_column=text: found no such column; the columns are body" in caplog.text
 
 
-def test_an_input_of_broken_files_only_is_still_a_run(tmp_path: Path) -> None:
-    (tmp_path / "b.parquet").write_bytes(b"PAR1PAR1")
-    found = scan(find_files(str(tmp_path)), InputConfig(passthrough=["note"]))
-    assert make_plan(found.files, shard_tokens=1).num_rows == 1
-    assert found.passthrough == pa.schema([("note", pa.null())])
+def test_an_input_of_which_no_file_can_be_read_is_none(tmp_path: Path) -> None:
+    (tmp_path / "b.parquet").write_text("doc,text\n1,one\n")
+    with pytest.raises(InputError, match=r"^b\.parquet: expected a Parquet file: "):
+        scan(find_files(str(tmp_path)), InputConfig())
+    (tmp_path / "c.parquet").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"^none of the 2 input files can be read; the first: b\.parquet: expected a Parquet file: "):
+        scan(find_files(str(tmp_path)), InputConfig())
 
 
 @pytest.mark.parametrize(
@@ -256,7 +258,7 @@ def test_files_out_of_reach_end_the_run_only_if_all_are(tmp_path: Path) -> None:
     (tmp_path / "b.parquet").symlink_to(tmp_path / "nowhere")
     found = find_files(str(tmp_path))
     assert [file.error is None for file in scan(found, InputConfig()).files] == [True, False]
-    with pytest.raises(InputError, match=r"none of the 1 input files can be opened; the first says: b\.parquet: .*No such file"):
+    with pytest.raises(InputError, match=r"^b\.parquet: .*No such file"):
         scan(found[1:], InputConfig())
 
 

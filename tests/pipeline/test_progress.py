@@ -7,8 +7,9 @@ import logging
 from dataclasses import replace
 
 import pytest
-from longscan.pipeline.progress import Progress, clock_time, count, num_bytes
+from longscan.pipeline.progress import Progress
 from longscan.pipeline.shards import Carried, ShardReport
+from longscan.pipeline.wording import clock_time, count, num_bytes, plural
 
 
 class Clock:
@@ -36,9 +37,9 @@ def test_line_before_during_and_after() -> None:
     progress.add_tokens(250)
     assert progress.line().startswith("250 of about 1.0 k tokens, 25 %, 25 tokens/s, 0:30 left; 0 of 2 shards")
     progress.add_shard(report(0, 400, documents=3, errors=1), 500)
-    assert progress.line() == "400 of about 800 tokens, 50 %, 40 tokens/s, 0:10 left; 1 of 2 shards, 3 documents, 1 errors"
+    assert progress.line() == "400 of about 800 tokens, 50 %, 40 tokens/s, 0:10 left; 1 of 2 shards, 3 documents, 1 error"
     progress.add_shard(report(1, 600), 500)
-    assert progress.line() == "1.0 k tokens in 0:10, 100 tokens/s; 2 of 2 shards, 4 documents, 1 errors"
+    assert progress.line() == "1.0 k tokens in 0:10, 100 tokens/s; 2 of 2 shards, 4 documents, 1 error"
 
 
 def test_more_tokens_than_estimated_are_no_hundred_percent_and_no_time_left_of_zero() -> None:
@@ -113,3 +114,8 @@ def test_count(number: float, spelled: str) -> None:
 def test_bytes_and_times() -> None:
     assert [num_bytes(n) for n in (12, 1500, 1.5e6, 2e9)] == ["12 B", "1.5 kB", "1.5 MB", "2.0 GB"]
     assert [clock_time(s) for s in (0, 59.6, 61, 3725)] == ["0:00", "1:00", "1:01", "1:02:05"]
+
+
+@pytest.mark.parametrize(("number", "said"), [(0, "0 shards"), (1, "1 shard"), (2, "2 shards"), (21, "21 shards")])
+def test_plurals(number: int, said: str) -> None:
+    assert plural(number, "shard") == said

@@ -18,8 +18,9 @@ from longscan.pipeline.keeper import ShardKeeper
 from longscan.pipeline.lanes import Lanes
 from longscan.pipeline.leftover import kept_tokens, leftover
 from longscan.pipeline.opened import OpenDocument
-from longscan.pipeline.progress import Progress, count
+from longscan.pipeline.progress import Progress
 from longscan.pipeline.storage import locate
+from longscan.pipeline.wording import count
 from stopping import Stop, carries, stopped
 from threads import torch_threads
 from tiny_jobs import rows, table, texts, words, write_input

@@ -122,7 +122,7 @@ def test_on_ray_on_this_machine(alone: Path, model: Path, source: Path, tmp_path
     workers = {json.loads(path.read_text())["pid"] for path in attempts(tmp_path / "out")}
     assert 1 <= len(workers) <= 2, "a worker that is ready late finds nothing left"
     assert os.getpid() not in workers
-    assert "12 of 12 shards, 23 documents, 1 errors" in capsys.readouterr().err
+    assert "12 of 12 shards, 23 documents, 1 error" in capsys.readouterr().err
 
 
 def test_on_a_cluster_whose_worker_is_killed(alone: Path, address: str, model: Path, source: Path, tmp_path: Path) -> None:

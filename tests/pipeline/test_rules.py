@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from longscan.pipeline.config import EmbeddingConfig, JobConfig, ScoreConfig, TaskConfig, validate, without_effect
+from longscan.pipeline.config import EmbeddingConfig, JobConfig, ScoreConfig, TaskConfig
 from longscan.pipeline.errors import ConfigError
+from longscan.pipeline.rules import validate, without_effect
 
 
 def job(**values: Any) -> JobConfig:
