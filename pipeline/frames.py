@@ -26,6 +26,8 @@ MOST_HEADER = 1 << 28
 
 Buffer = bytes | memoryview
 
+_JSON = json.JSONEncoder(separators=(",", ":"), check_circular=False)  # headers are made here, as trees; and all of it holds Python's lock
+
 
 @dataclass(frozen=True, slots=True)
 class Frame:
@@ -38,7 +40,7 @@ class Frame:
 
 def pack(header: dict[str, Any], body: Sequence[Buffer] = ()) -> bytes:
     """One frame; `body` is given in pieces."""
-    text = json.dumps(header, separators=(",", ":")).encode("ascii")
+    text = _JSON.encode(header).encode("ascii")
     pieces = [_PREFIX.pack(MAGIC, len(text), sum(len(piece) for piece in body)), text, *body]
     digest = hashlib.sha256()
     for piece in pieces:

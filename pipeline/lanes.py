@@ -63,6 +63,8 @@ class Lanes:
         self._free = list(range(lanes))
         self._spare = list(spare)
         self._arrivals = 0
+        self._any_kept = False
+        """There was a document whose state is to be kept."""
 
     def admit(self, caller: Caller, document: Document, num_bytes: int | None, prefix: Prefix | None = None) -> OpenDocument:
         """A document with a carry goes on where that was made. One with a prefix has its state kept, if its caller keeps anything."""
@@ -70,6 +72,7 @@ class Lanes:
         place, start = Candidate(self._arrivals, last_served=self.totals.steps), document.carry
         opened = OpenDocument(caller, document if start is None else replace(document, carry=None), num_bytes, place)
         opened.prefix = prefix if caller.keeper is not None else None
+        self._any_kept |= opened.prefix is not None
         if start is not None:
             opened.tokens, opened.carry, opened.load = TokenQueue(start.cut), replace(start.host), start.tensors()
             opened.saved = place.position = start.position
@@ -174,6 +177,9 @@ class Lanes:
 
     def _candidates(self) -> Iterator[Candidate]:
         """Documents that may go; of those whose state is to be kept, as many as their callers have room for."""
+        if not self._any_kept:
+            yield from [document.place for document in self._documents.values()]
+            return
         room: dict[int, int] = {}
         for document in self._documents.values():
             if document.keeps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,11 +25,14 @@ _KINDS = {of_kind: kind for kind, of_kind in KINDS.items()}
 _FIELDS = {of_kind: [(field.name, field.default is None) for field in fields(of_kind) if field.name != "document"] for of_kind in _KINDS}
 """Of each kind of rows the fields, and whether None need not be said."""
 
+_VALUES = {of_kind: attrgetter(*[name for name, _ in of_fields]) for of_kind, of_fields in _FIELDS.items()}
+"""Their values, all at once: every document has a row, and all of this holds Python's lock."""
+
 ENDS = (DocumentRow, ErrorRow)
 """Rows with which a document ends."""
 
 PLAIN = (str, int, float)
-"""Types that JSON takes, numpy's own float among them."""
+"""Types that JSON takes, and those made of them, numpy's own float among them."""
 
 FRAME_BYTES = 1 << 20
 """A frame takes no more rows once its arrays are so large: what is read back is a frame at a time."""
@@ -99,22 +103,21 @@ def unpack_rows(run: Mapping[str, Any], body: memoryview, document: Document) ->
 
 def _describe(row: Outcome, body: list[Buffer]) -> dict[str, Any]:
     described = {}
-    for name, may_be_left_out in _FIELDS[type(row)]:
-        value = getattr(row, name)
-        if value is not None or not may_be_left_out:
+    for (name, may_be_left_out), value in zip(_FIELDS[type(row)], _VALUES[type(row)](row), strict=True):
+        if type(value) in PLAIN:
+            described[name] = value
+        elif value is not None or not may_be_left_out:
             described[name] = _value(value, body)
     return described
 
 
 def _value(value: Any, body: list[Buffer]) -> Any:
-    if isinstance(value, PLAIN):
-        return value
     if isinstance(value, np.ndarray):
         body.append(np.ascontiguousarray(value).data.cast("B") if value.size else b"")
         return {"array": [value.dtype.str, len(value)]}
     if isinstance(value, dict):
         return {name: _value(part, body) for name, part in value.items()}
-    return value.item() if isinstance(value, np.generic) else value
+    return value.item() if isinstance(value, np.generic) and not isinstance(value, PLAIN) else value
 
 
 class _Arrays:

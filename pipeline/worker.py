@@ -25,6 +25,8 @@ from longscan.pipeline.watchdog import Watchdog
 log = logging.getLogger(__name__)
 
 SWITCH_S = 0.0005
+COLLECT_AT = (5_000, 20, 100)
+"""Objects more than there were; collections of these, and of those that outlived one, before older ones are looked through too."""
 SHARDS_AT_ONCE = 4
 """In one worker: while one shard is committed, others keep the engine busy."""
 LATE_S = 600.0
@@ -45,7 +47,7 @@ class Worker:
         self.tools = build_tools(job, threads=threads, on_tokens=on_tokens)
         self.output = self.tools.writer.output
         self._job = job
-        self._left = _share_the_interpreter()
+        self._put_back = _share_the_interpreter()
         self._turns = Turns()
         self._watchdog = Watchdog(self.tools.engine, job.config.cluster.hang_s)
         self._began = time.monotonic()
@@ -61,7 +63,7 @@ class Worker:
     def close(self) -> None:
         """Stop. Shards under way end with an error, and nothing of them is committed."""
         self._stopped.set()
-        sys.setswitchinterval(self._left)
+        self._put_back()
         self._watchdog.close()
         self.tools.engine.close()
         self.tools.keeper.close()
@@ -154,14 +156,22 @@ class Worker:
         return now.minus(before)
 
 
-def _share_the_interpreter() -> float:
-    """Have the engine's thread wait less for the others. Returns the interval between two switches of threads, as it was.
+def _share_the_interpreter() -> Callable[[], None]:
+    """Have the engine's thread wait less for the others. Returns what puts the interpreter back as it was.
 
     A thread that wants Python's lock gets it from one that computes only when an interval is over: by default 5 ms, a tenth of a small
-    model's step, and the engine wants it many times a step. And what is there by now is not looked through at every collection of garbage.
+    model's step, and the engine wants it many times a step. Garbage is collected in whatever thread makes the next object, with the lock:
+    what is there by now is not looked through any more, and documents on their way, which no cycle keeps, are looked
+    through once when they come, and not all together again and again.
     """
-    before = sys.getswitchinterval()
+    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(SWITCH_S)
     gc.collect()
     gc.freeze()
-    return before
+    gc.set_threshold(*COLLECT_AT)
+
+    def put_back() -> None:
+        sys.setswitchinterval(interval)
+        gc.set_threshold(*thresholds)
+
+    return put_back

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from longscan.jobs.bench_job import add_arguments, bench_job
 from longscan.jobs.command import DEMO_MODEL
 from longscan.jobs.compose import compose_job
 from longscan.pipeline.run import run
+from longscan.pipeline.worker import COLLECT_AT
 from tiny_jobs import table
 
 STEP = 4096
@@ -64,3 +66,22 @@ def test_the_host_costs_little_beside_tokenization() -> None:
 def test_little_is_lost_to_the_alignment_of_short_documents(size: int, most: float) -> None:
     """Of the rows of tiles in use: whether steps are full is the host's speed."""
     assert 0 < bench_job(options(f"constant:{size}", 200_000, 2e6, "engine.step_tokens=16384")).alignment_waste < most
+
+
+def test_documents_on_their_way_are_not_looked_through_again_and_again() -> None:
+    """A full collection of garbage holds Python's lock for as long as several small steps take."""
+    collections = [0, 0, 0]
+
+    def count(phase: str, about: dict[str, int]) -> None:
+        if phase == "stop" and gc.get_threshold() == COLLECT_AT:
+            collections[about["generation"]] += 1
+
+    before = gc.get_threshold()
+    gc.callbacks.append(count)
+    try:
+        bench_job(options("constant:50", 400_000, 4e6, "engine.step_tokens=16384"))
+    finally:
+        gc.callbacks.remove(count)
+    assert gc.get_threshold() == before != COLLECT_AT
+    assert collections[0] > 0
+    assert collections[2] == 0
