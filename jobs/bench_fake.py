@@ -18,9 +18,10 @@ import torch
 from longscan.kernels.pool import PoolOutput, PoolState, closed_windows
 from longscan.kernels.segments import Segments
 from longscan.pipeline.engine import Engine
-from longscan.pipeline.forward import Forward, Mark
+from longscan.pipeline.forward import Forward
 from longscan.pipeline.job import EngineBuilder, Job
 from longscan.pipeline.meter import Meter
+from longscan.pipeline.stepmodel import Mark
 
 WIDTH = 768
 """Of mamba2-130m."""

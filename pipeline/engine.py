@@ -27,15 +27,17 @@ from longscan.pipeline.classify import Head
 from longscan.pipeline.config import TaskConfig
 from longscan.pipeline.errors import DocumentError
 from longscan.pipeline.feed import Feed
-from longscan.pipeline.forward import Forward, Launched, StepModel
+from longscan.pipeline.forward import Forward
 from longscan.pipeline.lanes import Lanes
 from longscan.pipeline.memory import drop_caches, in_a_line, is_out_of_memory
 from longscan.pipeline.meter import Meter
 from longscan.pipeline.opened import Caller, Keeper, News, OpenDocument
 from longscan.pipeline.pool import check_width
 from longscan.pipeline.records import Carry, Cut, ErrorRow, Kept, Outcome, Reached, TokenStream
-from longscan.pipeline.rows import EntryResult, RowMaker, error_row
+from longscan.pipeline.results import EntryResult, Launched
+from longscan.pipeline.rows import RowMaker, error_row
 from longscan.pipeline.schedule import check_sizes, spare_slots
+from longscan.pipeline.stepmodel import StepModel
 from longscan.pipeline.steps import Step, StepEntry, StepTotals
 from longscan.pipeline.tokenize.prompt import Prompt
 

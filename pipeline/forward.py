@@ -1,7 +1,7 @@
 """One step on the device: tokens in, hidden states through the model, and only what rows are made of back.
 
-`launch` queues a step and returns at once on a GPU; `collect` waits for its results. So the next step can be launched
-before the results of this one are read, and the device never waits for the host. What comes back a step is a number a
+`launch` queues a step and returns at once on a GPU; `collect` waits for what comes back (`results`). So the next step can be
+launched before the results of this one are read, and the device never waits for the host. What comes back a step is a number a
 token where scores are asked for, and the vectors that are finished: never a hidden state.
 """
 
@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from longscan.kernels.checks import Backend
 from longscan.kernels.logprob import UNWANTED
-from longscan.kernels.pool import PoolOutput, PoolState, Run, pool, window_runs
+from longscan.kernels.pool import PoolOutput, PoolState, pool
 from longscan.kernels.segments import NO_LANE, TILE, Entry, Segments
 from longscan.pipeline.config import TaskConfig
 from longscan.pipeline.errors import ConfigError
@@ -25,80 +23,14 @@ from longscan.pipeline.memory import drop_caches
 from longscan.pipeline.meter import DEVICE, Meter
 from longscan.pipeline.opened import NO_TOKEN
 from longscan.pipeline.places import Picks, pick
-from longscan.pipeline.pool import finish_vectors
-from longscan.pipeline.records import Vector
-from longscan.pipeline.rows import EntryResult
-from longscan.pipeline.schemas import window_tokens
-from longscan.pipeline.score import UNSCORED, scores_first_token
+from longscan.pipeline.results import EntryResult, Launched, cut
+from longscan.pipeline.score import scores_first_token
+from longscan.pipeline.stepmodel import Mark, StepModel
 from longscan.pipeline.steps import Step, StepEntry, starts_afresh
 from longscan.pipeline.tokenize.prompt import Prompt
 
 PAD_ID = 0
 """What padding rows hold: any token will do, nothing of theirs is used."""
-
-
-class StepModel(Protocol):
-    """What the engine needs of a model. `state` is the model's own: tables with a slot a lane, updated in place and returned."""
-
-    @property
-    def width(self) -> int:
-        """D of the hidden states."""
-
-    def new_state(self, slots: int) -> Any:
-        """Tables of `slots` zero states."""
-
-    def lane(self, state: Any, lane: int) -> Mapping[str, torch.Tensor]:
-        """Views of one lane's own part of each table, by name: what a carry is made of, and where one is put back."""
-
-    def step(self, ids_T: torch.Tensor, segments: Segments, state: Any) -> tuple[torch.Tensor, Any]:
-        """Hidden states [T, D] after the final norm, and the state."""
-
-    def logprobs(self, hidden_TD: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
-        """Natural logarithm of each row's probability of its target, [T] fp32; NaN where the target is -1."""
-
-    def state_norms(self, state: Any, lane: int) -> torch.Tensor:
-        """[layers, ...], float64: norms of the parts of a lane's state in each layer; asked for where task.state_norm is."""
-
-
-class Mark(Protocol):
-    """A place in the device's queue, as torch.Event is one."""
-
-    def synchronize(self) -> None:
-        """Wait until the device has come past it."""
-
-    def query(self) -> bool:
-        """Whether it has."""
-
-    def elapsed_time(self, later: Any) -> float:
-        """Milliseconds of the device from here to a later mark; both are passed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """A step that is queued on the device. Its tensors are on the host, filled once `done` has passed."""
-
-    segments: Segments
-    logprobs_T: torch.Tensor | None
-    firsts: list[list[int]]
-    """By entry: rows, counted from the entry's first, before tokens that only the context comes before; -1 for a document's first."""
-    first_logprobs: torch.Tensor | None
-    """Of these tokens, in the order of `firsts`."""
-    picks: list[Picks]
-    """By entry: the places that are asked for; none of them unless the task classifies positions."""
-    picked: torch.Tensor | None
-    """[R, D], fp32: hidden states there, in the order of `picks`, but for places before all tokens."""
-    norms: list[torch.Tensor]
-    """As `state_norms` gives them, for each entry that ends its document."""
-    documents: dict[str, torch.Tensor]
-    replaced: list[int]
-    """Tokens at the prompt's end that these documents replace."""
-    windows: dict[str, torch.Tensor]
-    carries: dict[int, dict[str, torch.Tensor]]
-    """Entry -> what its lane holds after the step, for those wanted."""
-    kept: dict[int, dict[str, torch.Tensor]]
-    """Entry -> what its lane held before the step, for those wanted."""
-    begun: Mark | None
-    done: Mark | None
 
 
 class Forward:
@@ -257,65 +189,7 @@ class Forward:
                 launched.done.synchronize()
             self.meter.add(DEVICE, wall=launched.begun.elapsed_time(launched.done) / 1e3)
         with self.meter("rows"):
-            return self._cut(launched)
-
-    def _cut(self, launched: Launched) -> list[EntryResult]:
-        embedding = self.task.embedding
-        documents = {pooling: finish_vectors(self._with_context(pooling, launched), embedding) for pooling in launched.documents}
-        windows = {pooling: finish_vectors(vectors.numpy(), embedding) for pooling, vectors in launched.windows.items()}
-        scores = iter([] if launched.first_logprobs is None else launched.first_logprobs.tolist())
-        runs = self._runs(launched.segments)
-        logprobs_T = None if launched.logprobs_T is None else launched.logprobs_T.numpy()
-        picked_RD = None if launched.picked is None else launched.picked.numpy()
-        results = []
-        ended = closed = chosen = 0
-        picks: Sequence[Picks | None] = launched.picks or [None] * len(runs)
-        parts = zip(launched.segments.entries, runs, launched.firsts, picks, strict=True)
-        for index, (entry, touched, rows, places) in enumerate(parts):
-            there = 0 if places is None else int((places.rows >= 0).sum())
-            closes = sum([run.closes for run in touched])
-            logprobs = None if logprobs_T is None else logprobs_T[entry.rows]
-            first = UNSCORED
-            for row, score in zip(rows, scores, strict=False):
-                if row < 0:
-                    first = score
-                elif logprobs is not None:
-                    logprobs[row] = score
-            results.append(
-                EntryResult(
-                    logprobs=logprobs,
-                    first_logprob=first,
-                    vectors=_row(documents, ended) if entry.ends else {},
-                    windows=touched,
-                    window_vectors={pooling: vectors[closed : closed + closes] for pooling, vectors in windows.items()},
-                    picks=places,
-                    picked=None if picked_RD is None else picked_RD[chosen : chosen + there],
-                    state_norms=launched.norms[ended].numpy() if entry.ends and launched.norms else None,
-                    tensors=launched.carries.get(index, {}),
-                    before=launched.kept.get(index, {}),
-                )
-            )
-            chosen += there
-            ended += entry.ends
-            closed += closes
-        return results
-
-    def _with_context(self, pooling: str, launched: Launched) -> npt.NDArray[np.floating[Any]]:
-        """Pooled vectors [W, D] of the documents that end, with the hidden states of the context where they belong to it."""
-        pooled_WD: npt.NDArray[np.floating[Any]] = launched.documents[pooling].numpy()
-        if not self._contexts or pooling == "last":
-            return pooled_WD
-        pooled_WD = pooled_WD.astype(np.float64)
-        lengths = [entry.position + entry.num_tokens for entry in launched.segments.entries if entry.ends]
-        for row_D, length, replaced in zip(pooled_WD, lengths, launched.replaced, strict=True):
-            context_LD = self._contexts[replaced]
-            if not len(context_LD):
-                continue
-            if pooling == "mean":
-                row_D[:] = (row_D * length + context_LD.sum(axis=0)) / (length + len(context_LD))
-            else:
-                np.maximum(row_D, context_LD.max(axis=0), out=row_D)
-        return pooled_WD
+            return cut(launched, self.task, self._contexts)
 
     def lane(self, lane: int) -> dict[str, torch.Tensor]:
         """Views of all that the tables hold for one lane, by name: the device's part of its document's carry."""
@@ -408,13 +282,6 @@ class Forward:
         hidden_TD, self.model_state = self.model.step(self._to_device(ids), self._pack(entries, num_tiles), self.model_state)
         return hidden_TD[: len(context)].clone()
 
-    def _runs(self, segments: Segments) -> list[list[Run]]:
-        runs: list[list[Run]] = [[] for _ in segments.entries]
-        size = window_tokens(self.task)
-        for run in window_runs(segments, size) if size is not None else ():
-            runs[run.entry].append(run)
-        return runs
-
     def _to_device(self, array: np.ndarray[Any, np.dtype[np.int64]]) -> torch.Tensor:
         tensor = torch.from_numpy(array)
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
@@ -422,7 +289,3 @@ class Forward:
     def _to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """On a GPU a copy into pinned memory that is queued, not waited for."""
         return tensor.to("cpu", non_blocking=True)
-
-
-def _row(vectors: dict[str, Vector], index: int) -> dict[str, Vector]:
-    return {pooling: rows[index] for pooling, rows in vectors.items()}

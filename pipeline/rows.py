@@ -5,13 +5,11 @@ Sums run over tiles of 64 in the order of positions, so rows do not depend on ho
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from longscan.kernels.pool import Run
 from longscan.kernels.segments import TILE
 from longscan.pipeline.classify import Head, apply
 from longscan.pipeline.config import TaskConfig
@@ -19,34 +17,9 @@ from longscan.pipeline.errors import DocumentError
 from longscan.pipeline.opened import Taken
 from longscan.pipeline.places import Picks
 from longscan.pipeline.pool import check_range
-from longscan.pipeline.records import Document, DocumentRow, ErrorRow, HostCarry, Outcome, PositionRow, TokensRow, Vector, WindowRow
-from longscan.pipeline.score import UNSCORED, Logprobs, bits_per_byte, scores_first_token, tile_sums
-
-
-@dataclass(slots=True)
-class EntryResult:
-    """What one step says of one entry of n tokens."""
-
-    logprobs: Logprobs | None = None
-    """[n]: of the token after each of the entry's tokens; None unless scores are asked for."""
-    first_logprob: float = UNSCORED
-    """Of the document's first token given the context; only for an entry at position 0."""
-    vectors: Mapping[str, Vector] = field(default_factory=dict)
-    """Pooling -> vector [N], for an entry that ends its document."""
-    windows: Sequence[Run] = ()
-    """The windows that the entry touches, in order."""
-    window_vectors: Mapping[str, Vector] = field(default_factory=dict)
-    """Pooling -> vectors [W, N] of those that close in the entry."""
-    picks: Picks | None = None
-    """Places whose last token the entry holds, where the task classifies positions."""
-    picked: npt.NDArray[np.float32] | None = None
-    """[R, D]: hidden states there, but for places before all tokens."""
-    state_norms: npt.NDArray[np.float64] | None = None
-    """[layers, ...]: norms of the parts of the final state, for an entry that ends its document, where they are asked for."""
-    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """What the entry's lane holds after it, where that is wanted as a carry."""
-    before: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """What it held before it, where that is to be kept."""
+from longscan.pipeline.records import Document, DocumentRow, ErrorRow, HostCarry, Outcome, PositionRow, TokensRow, WindowRow
+from longscan.pipeline.results import EntryResult
+from longscan.pipeline.score import Logprobs, bits_per_byte, scores_first_token, tile_sums
 
 
 def error_row(document: Document, error: DocumentError) -> ErrorRow:

@@ -16,7 +16,8 @@ from longscan.pipeline.config import EmbeddingConfig, ScoreConfig, TaskConfig
 from longscan.pipeline.errors import ConfigError, DocumentError
 from longscan.pipeline.opened import Taken
 from longscan.pipeline.records import DocumentRow, HostCarry, Outcome, TokensRow, WindowRow
-from longscan.pipeline.rows import EntryResult, RowMaker
+from longscan.pipeline.results import EntryResult
+from longscan.pipeline.rows import RowMaker
 from longscan.pipeline.score import bits_per_byte, context_token, scores_first_token, tile_sums
 
 LENGTHS = [1, 2, 63, 64, 65, 128, 200, 640, 1000]
