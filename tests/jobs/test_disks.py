@@ -14,7 +14,7 @@ import pytest
 from fakes import tiny_checkpoint
 from longscan.jobs.run import main
 from longscan.pipeline import run, worker, write
-from longscan.pipeline.records import ShardReport
+from longscan.pipeline.shards import ShardReport
 from longscan.pipeline.storage import Location
 from tiny_jobs import same_tables, success, texts, words, write_input
 from waiting import until
