@@ -23,7 +23,7 @@ MAY_IMPORT = {
 ONLY_IN = {
     "hydra": re.compile(r"jobs/.*"),
     "omegaconf": re.compile(r"jobs/.*"),
-    "ray": re.compile(r"jobs/.*|pipeline/cluster\.py"),
+    "ray": re.compile(r"jobs/.*|pipeline/cluster/\w+\.py"),
     "cuda": re.compile(r"kernels/\w+/cutile\.py"),
 }
 
