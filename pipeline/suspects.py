@@ -26,10 +26,10 @@ from longscan.pipeline.columns import NO_COLUMNS
 from longscan.pipeline.engine import EngineFailed
 from longscan.pipeline.errors import Stopped, WorkerKilled
 from longscan.pipeline.journey import Tools
-from longscan.pipeline.keeper import ShardKeeper
 from longscan.pipeline.ledger import Loss, note_rows
 from longscan.pipeline.records import Document, ErrorRow, Outcome, TokenBlock, TokenStream
 from longscan.pipeline.rows import error_row
+from longscan.pipeline.shardkeeper import ShardKeeper
 from longscan.pipeline.shards import Shard, ShardReport
 from longscan.pipeline.write import PartWriter
 

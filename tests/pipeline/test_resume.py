@@ -14,11 +14,11 @@ import pytest
 from fakes import tiny_checkpoint
 from longscan.jobs.run import main
 from longscan.pipeline.frames import pack
-from longscan.pipeline.keeper import ShardKeeper
 from longscan.pipeline.lanes import Lanes
 from longscan.pipeline.leftover import kept_tokens, leftover
 from longscan.pipeline.opened import OpenDocument
 from longscan.pipeline.progress import Progress
+from longscan.pipeline.shardkeeper import ShardKeeper
 from longscan.pipeline.storage import locate
 from longscan.pipeline.wording import count
 from stopping import Stop, carries, stopped

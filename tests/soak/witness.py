@@ -19,9 +19,10 @@ from typing import Any
 from longscan.pipeline.build import build_engine
 from longscan.pipeline.engine import Engine
 from longscan.pipeline.job import Job
-from longscan.pipeline.keeper import Keeper, ShardKeeper
+from longscan.pipeline.keeper import Keeper
 from longscan.pipeline.meter import Meter
 from longscan.pipeline.records import Carry, DocumentRow, Outcome, Reached
+from longscan.pipeline.shardkeeper import ShardKeeper
 from longscan.pipeline.shards import Shard
 from longscan.pipeline.steps import Step
 
