@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from longscan.jobs.command import DEMO_MODEL, finish
 from longscan.pipeline.config import DEMO
-from longscan.pipeline.storage import printable
+from longscan.pipeline.redaction import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,10 +20,11 @@ from longscan.pipeline.memory import drop_caches, in_a_line, is_out_of_memory
 from longscan.pipeline.meter import Meter
 from longscan.pipeline.model import load_model
 from longscan.pipeline.read import Reader
+from longscan.pipeline.redaction import remember_secrets
 from longscan.pipeline.resolve import Choice, Sizes, tokenizer_folder
 from longscan.pipeline.schemas import has_windows
 from longscan.pipeline.states import KeptStates, binding
-from longscan.pipeline.storage import Location, locate, remember_secrets
+from longscan.pipeline.storage import Location, locate
 from longscan.pipeline.tokenize import DocumentTokenizer, TextTokenizer, load_tokenizer
 from longscan.pipeline.wording import plural
 from longscan.pipeline.write import Writer

@@ -19,8 +19,9 @@ from typing import Any
 
 from longscan.pipeline.errors import InputError
 from longscan.pipeline.ledger import RUN
+from longscan.pipeline.redaction import redact
 from longscan.pipeline.shards import SourceFile
-from longscan.pipeline.storage import Location, children, exists, is_uri, locate, redact
+from longscan.pipeline.storage import Location, children, exists, is_uri, locate
 from longscan.pipeline.wording import plural
 
 log = logging.getLogger(__name__)

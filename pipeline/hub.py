@@ -16,8 +16,9 @@ from typing import Any
 
 from longscan.pipeline.errors import InputError
 from longscan.pipeline.find import find_in_place
+from longscan.pipeline.redaction import redact
 from longscan.pipeline.shards import SourceFile
-from longscan.pipeline.storage import locate, redact
+from longscan.pipeline.storage import locate
 
 _DATASET = re.compile(r"hf://datasets/(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?:/(?P<rest>.*))?")
 

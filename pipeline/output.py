@@ -21,26 +21,15 @@ from types import TracebackType
 from typing import Any
 
 from longscan.pipeline.config import TaskConfig
+from longscan.pipeline.disk import TEMPORARY
 from longscan.pipeline.errors import OutputError
 from longscan.pipeline.fingerprint import Facts, explain_difference, fingerprint
 from longscan.pipeline.ledger import RUN, forget_report, read_reports
 from longscan.pipeline.lock import RunLock
 from longscan.pipeline.plan import Plan
+from longscan.pipeline.redaction import redact
 from longscan.pipeline.shards import ShardReport, SourceFile
-from longscan.pipeline.storage import (
-    TEMPORARY,
-    Location,
-    atomic_write,
-    children,
-    exists,
-    locate,
-    read_bytes,
-    redact,
-    remove,
-    remove_all,
-    remove_tree,
-    writing,
-)
+from longscan.pipeline.storage import Location, atomic_write, children, exists, locate, read_bytes, remove, remove_all, remove_tree, writing
 from longscan.pipeline.wording import plural
 from longscan.pipeline.write import TABLES, tables_of
 

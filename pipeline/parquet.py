@@ -16,8 +16,9 @@ import pyarrow.parquet as pq
 from longscan.pipeline.errors import InputError
 from longscan.pipeline.find import current_version
 from longscan.pipeline.pages import Pages, TooLarge
+from longscan.pipeline.redaction import redact
 from longscan.pipeline.shards import SourceFile
-from longscan.pipeline.storage import locate, redact
+from longscan.pipeline.storage import locate
 
 BATCH_BYTES = 1 << 20
 """Batches grow until they hold about this much: short rows come by the hundred, a giant alone."""

@@ -31,12 +31,13 @@ from longscan.pipeline.output import RunFolder, open_output
 from longscan.pipeline.plan import Plan, make_plan
 from longscan.pipeline.progress import Progress
 from longscan.pipeline.recipe import read_recipe, settle
+from longscan.pipeline.redaction import remember_secrets
 from longscan.pipeline.resolve import Choice, Sizes, choose, choose_sizes, choose_spans, look_at_device, model_facts, pinned, tokenizer_of
 from longscan.pipeline.rules import validate, without_effect
 from longscan.pipeline.scan import Scan, scan
 from longscan.pipeline.shards import ShardReport
 from longscan.pipeline.states import check_bound, check_keeps, earlier_run
-from longscan.pipeline.storage import locate, remember_secrets
+from longscan.pipeline.storage import locate
 from longscan.pipeline.tail import longest_first
 from longscan.pipeline.wording import count, plural
 from longscan.pipeline.worker import SHARDS_AT_ONCE, Worker

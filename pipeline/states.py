@@ -32,8 +32,9 @@ from longscan.pipeline.fingerprint import Facts, explain_difference, fingerprint
 from longscan.pipeline.ledger import RUN
 from longscan.pipeline.model import Mamba2Geometry
 from longscan.pipeline.records import Cut, Document, HostCarry, Kept, Prefix, StateRow
+from longscan.pipeline.redaction import redact
 from longscan.pipeline.rowcodec import Counts
-from longscan.pipeline.storage import Location, children, exists, locate, read_bytes, redact
+from longscan.pipeline.storage import Location, children, exists, locate, read_bytes
 from longscan.pipeline.tokenize import TextTokenizer
 from longscan.pipeline.tokenize.prefix import begins_with
 from longscan.pipeline.wording import plural

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from longscan.pipeline import storage
+from longscan.pipeline import redaction
 
 
 @pytest.fixture(autouse=True)
 def no_secrets_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "_secrets", set())
+    monkeypatch.setattr(redaction, "_secrets", set())

@@ -23,7 +23,7 @@ PATCH = (
     DIE
     + """
 import time
-from longscan.pipeline import forward, keeper, ledger, output, storage, suspects, tables, write
+from longscan.pipeline import carryfiles, disk, forward, ledger, output, suspects, tables, write
 def at(place, name, when, whole, before=True):
     # `whole`, which dies before or after it has done what it is asked, where `when` says so of its arguments
     def patched(*a, **k):
@@ -45,9 +45,9 @@ def at_leisure():
         time.sleep(0.2)
         return whole(*a)
     forward.Forward.launch = launch
-def half(place, data, whole=storage._temporary_beside):
-    if not nth_carry(place.path): return whole(place, data)
-    with open(os.path.join(os.path.dirname(place.path), ".longscan-half"), "wb") as file: file.write(data[: len(data) // 2])
+def half(path, data, whole=disk._temporary_beside):
+    if not nth_carry(path): return whole(path, data)
+    with open(os.path.join(os.path.dirname(path), ".longscan-half"), "wb") as file: file.write(data[: len(data) // 2])
     die()
 """
 )
@@ -58,21 +58,19 @@ CRASHES = {
     "in_the_planner_behind_the_plan": "at(output, 'atomic_write', lambda to, _: to.name == 'fingerprint.json', output.atomic_write)",
     "before_the_write": "at(write.PartWriter, '_open_tables', lambda part, _: part._shard.index == 1, write.PartWriter._open_tables)",
     "in_the_write": "at(tables.PartFile, 'write', lambda *_: True, tables.PartFile.write, before=False)",
-    "in_the_middle_of_a_carrys_save": "at_leisure(); storage._temporary_beside = half",
-    "with_a_carry_whole_and_not_moved": "at_leisure(); at(storage.os, 'replace', lambda _, to: nth_carry(to), storage.os.replace)",
-    "behind_a_carry_with_the_one_before_still_there": "at_leisure(); at(keeper, 'remove', lambda _: True, keeper.remove)",
+    "in_the_middle_of_a_carrys_save": "at_leisure(); disk._temporary_beside = half",
+    "with_a_carry_whole_and_not_moved": "at_leisure(); at(disk.os, 'replace', lambda _, to: nth_carry(to), disk.os.replace)",
+    "behind_a_carry_with_the_one_before_still_there": "at_leisure(); at(carryfiles, 'remove', lambda _: True, carryfiles.remove)",
     "with_the_files_whole_and_none_moved": "at(write, 'commit_file', lambda path, to: second(path, to), write.commit_file)",
     "between_two_files_of_a_shard": (
         "at(write, 'commit_file', lambda path, to: second(path, to) and to.parent.name == 'errors', write.commit_file)"
     ),
-    "behind_a_move_whose_folder_is_not_synced": (
-        "at(storage, 'sync_folder', lambda folder: folder.endswith('documents'), storage.sync_folder)"
-    ),
+    "behind_a_move_whose_folder_is_not_synced": ("at(disk, 'sync_folder', lambda folder: folder.endswith('documents'), disk.sync_folder)"),
     "before_the_manifest": "at(write, 'write_report', lambda _, report: report.index == 1, write.write_report)",
-    "in_the_manifest": "at(storage.os, 'replace', lambda _, to: to.endswith('manifest/00001.json'), storage.os.replace)",
+    "in_the_manifest": "at(disk.os, 'replace', lambda _, to: to.endswith('manifest/00001.json'), disk.os.replace)",
     "behind_the_manifest": "at(write, 'write_report', lambda _, report: report.index == 1, write.write_report, before=False)",
     "before_success": "at(output, 'atomic_write', lambda to, _: to.name == '_SUCCESS', output.atomic_write)",
-    "in_success": "at(storage.os, 'replace', lambda _, to: to.endswith('_SUCCESS'), storage.os.replace)",
+    "in_success": "at(disk.os, 'replace', lambda _, to: to.endswith('_SUCCESS'), disk.os.replace)",
     "behind_success": "at(output, 'atomic_write', lambda to, _: to.name == '_SUCCESS', output.atomic_write, before=False)",
 }
 

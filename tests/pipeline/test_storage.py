@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from longscan.pipeline.errors import ConfigError, InputError, OutputError
+from longscan.pipeline.redaction import printable, redact, remember_secrets
 from longscan.pipeline.storage import (
     Location,
     atomic_write,
@@ -21,10 +22,7 @@ from longscan.pipeline.storage import (
     create_exclusive,
     exists,
     locate,
-    printable,
     read_bytes,
-    redact,
-    remember_secrets,
     remove,
     remove_all,
     remove_tree,
