@@ -9,8 +9,9 @@ import threading
 from collections.abc import Collection, Generator, Iterator
 
 import pyarrow as pa
-from longscan.pipeline.columns import Bad, BadRow, Columns, Row, decode
+from longscan.pipeline.columns import Columns
 from longscan.pipeline.config import InputConfig
+from longscan.pipeline.decode import Bad, BadRow, Row, decode
 from longscan.pipeline.meter import Meter
 from longscan.pipeline.parquet import GroupRows, ParquetSource, Unreadable
 from longscan.pipeline.records import Document, ErrorRow

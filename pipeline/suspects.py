@@ -22,7 +22,7 @@ from itertools import islice
 
 import numpy as np
 from longscan.kernels.segments import TILE
-from longscan.pipeline.columns import NO_COLUMNS
+from longscan.pipeline.decode import NO_COLUMNS
 from longscan.pipeline.engine import EngineFailed
 from longscan.pipeline.errors import Stopped, WorkerKilled
 from longscan.pipeline.journey import Tools
