@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
+from longscan.pipeline.bindings import binding
 from longscan.pipeline.classify import head_file, read_heads
 from longscan.pipeline.engine import Engine
 from longscan.pipeline.errors import ConfigError, OutputError
@@ -23,7 +24,7 @@ from longscan.pipeline.read import Reader
 from longscan.pipeline.redaction import remember_secrets
 from longscan.pipeline.resolve import Choice, Sizes, tokenizer_folder
 from longscan.pipeline.schemas import has_windows
-from longscan.pipeline.states import KeptStates, binding
+from longscan.pipeline.states import KeptStates
 from longscan.pipeline.storage import Location, locate
 from longscan.pipeline.tokenize import DocumentTokenizer, TextTokenizer, load_tokenizer
 from longscan.pipeline.wording import plural

@@ -15,6 +15,7 @@ from typing import Any
 
 from longscan.kernels import tuning
 from longscan.pipeline import cluster
+from longscan.pipeline.bindings import check_bound, check_keeps, earlier_run
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.dryrun import Estimate, estimate, measure_speeds
 from longscan.pipeline.duplicates import warn_of_duplicates
@@ -36,7 +37,6 @@ from longscan.pipeline.resolve import Choice, Sizes, choose, choose_sizes, choos
 from longscan.pipeline.rules import validate, without_effect
 from longscan.pipeline.scan import Scan, scan
 from longscan.pipeline.shards import ShardReport
-from longscan.pipeline.states import check_bound, check_keeps, earlier_run
 from longscan.pipeline.storage import locate
 from longscan.pipeline.tail import longest_first
 from longscan.pipeline.wording import count, plural

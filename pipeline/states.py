@@ -5,12 +5,15 @@
         prefix_length, prefix_sha256  the beginning of the document that it depends on (`tokenize.prefix`)
         state                         a frame, as a carry's file is one (`carry`), owned by the binding and the prefix
 
-A state is bound to what decides its numbers (`binding`), not to a run or to a row: whoever has the same beginning may go on from it.
+A state is bound to what decides its numbers (`bindings`), not to a run or to a row: whoever has the same beginning may go on from it.
+
+It is written twice: to the shard's journal when it comes, and from memory to the shard's part. Not once, though it is large: a part
+is nothing before its footer, and goes with its attempt, so that after a stop all that has finished in the shard would be computed
+again for want of its states. Nor from the journal to the part, which would read it in between.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import threading
@@ -19,57 +22,27 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
 import torch
 from longscan.pipeline.carry import Layout, Owner, SavedCarry, parse_carry, save_carry
-from longscan.pipeline.config import JobConfig
-from longscan.pipeline.errors import ConfigError, OutputError
-from longscan.pipeline.find import spot
-from longscan.pipeline.fingerprint import Facts, explain_difference, fingerprint
-from longscan.pipeline.ledger import RUN
-from longscan.pipeline.model import Mamba2Geometry
+from longscan.pipeline.errors import OutputError
 from longscan.pipeline.records import Cut, Document, HostCarry, Kept, Prefix, StateRow
 from longscan.pipeline.redaction import redact
 from longscan.pipeline.rowcodec import Counts
-from longscan.pipeline.storage import Location, children, exists, locate, read_bytes
-from longscan.pipeline.tokenize import TextTokenizer
+from longscan.pipeline.storage import Location, children
 from longscan.pipeline.tokenize.prefix import begins_with
 from longscan.pipeline.wording import plural
 
 STATES = "states"
-SUCCESS = "_SUCCESS"
 NO_ROW = -1
 """As the owner's shard and ordinal: a kept state is of no row."""
 PARTS_AT_ONCE = 16
-MOST_STATE_BYTES = 2_000_000_000
 _PART = re.compile(r"part-\d+-of-(\d+)\.parquet")
 
 log = logging.getLogger(__name__)
-
-
-def state_facts(facts: Mapping[str, Any]) -> Facts:
-    """Of a run's facts, or of a provenance, those that the numbers in its documents' states depend on, and which sums are in them."""
-    model, task, engine = facts["model"], facts["task"], facts["engine"]
-    tokenizer = model.get("tokenizer")
-    settings: Facts = {"name": task["name"]}
-    if "embedding" in task:
-        settings["embedding"] = {name: task["embedding"][name] for name in ("pooling", "window_tokens", "prompt_text")}
-    settings |= {name: task[name] for name in ("score", "classify") if name in task}
-    return {
-        "model": {name: model[name] for name in ("content", "dtype", "decay_scale", "context_id", "prompt_ids")},
-        "tokenizer": None if tokenizer is None else {name: value for name, value in tokenizer.items() if name != "commit"},
-        "task": settings,
-        "engine": {name: engine[name] for name in ("backend", "segment_tokens", "reset_tokens", "span_tiles")},
-        "versions": facts["versions"],
-    }
-
-
-def binding(facts: Mapping[str, Any]) -> str:
-    """Hash of the `state_facts`: only a run of the same one goes on from a state."""
-    return fingerprint(state_facts(facts))
 
 
 def state_row(kept: Kept, bound_to: str, counts: Counts) -> StateRow:
@@ -81,76 +54,12 @@ def state_row(kept: Kept, bound_to: str, counts: Counts) -> StateRow:
     return StateRow(kept.document, kept.carry.position, kept.prefix.length, kept.prefix.sha256, state)
 
 
-def earlier_run(config: JobConfig) -> Facts | None:
-    """The facts of the run at `input.state_path`, or None where none is named.
-
-    Raises ConfigError where there is no finished run that kept states.
-    """
-    path = config.input.state_path
-    if path is None:
-        return None
-    place = locate(path, ConfigError)
-    expected = f"input.state_path: expected the output of a finished run with output.keep_state=true, found {place}"
-    output = locate(config.output.path, OutputError)
-    if spot(place) == spot(output):
-        raise ConfigError(f"{expected}, which is output.path: a run that goes on from another's states writes to a folder of its own")
-    try:
-        data = read_bytes(place / RUN / "fingerprint.json")
-        finished = exists(place / SUCCESS)
-        facts: Facts | None = None if data is None else dict(json.loads(data)["facts"])
-        gone = _missing_parts(place / STATES)
-        begun = not config.output.overwrite and exists(output / RUN / "fingerprint.json")
-    except Exception as error:  # each file system has exceptions of its own
-        raise ConfigError(f"{expected}, which cannot be read: {redact(str(error))}") from error
-    if facts is None:
-        raise ConfigError(f"{expected}, which is no run of longscan")
-    if not finished:
-        raise ConfigError(f"{expected}, which is not finished: run its command again until it is")
-    if not facts.get("output", {}).get("keep_state"):
-        raise ConfigError(f"{expected}, which was made without it")
-    try:
-        state_facts(facts)
-    except (LookupError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{expected}, made by another version of longscan, as this one does not know its settings: {error!r}") from error
-    if gone and not begun:
-        raise ConfigError(
-            f"{expected}, whose states are gone: {gone}. Leave input.state_path out to compute every document from its beginning"
-        )
-    return facts
-
-
-def _missing_parts(folder: Location) -> str:
+def missing_parts(folder: Location) -> str:
     """Which parts of a finished run's states are not there, in words; empty where all are."""
     there = [int(found[1]) for name in children(folder) if (found := _PART.fullmatch(name)) is not None]
     if not there:
         return f"{folder} holds no part"
     return "" if len(there) >= there[0] else f"{folder} holds {len(there)} of {plural(there[0], 'part')}"
-
-
-def check_bound(earlier: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Raise ConfigError, and say what differs, where a run of these facts cannot go on from an earlier one's states."""
-    changes = explain_difference(state_facts(earlier), state_facts(facts))
-    if changes:
-        lines = "\n".join(f"  {line}" for line in changes)
-        raise ConfigError(
-            "input.state_path: expected a run whose states this one can go on from. What changed from that run to this one:\n"
-            f"{lines}\nSet these keys as they were, or leave input.state_path out to compute every document from its beginning"
-        )
-
-
-def check_keeps(tokenizer: TextTokenizer | None, geometry: Mamba2Geometry) -> None:
-    """Raise ConfigError where no state could be kept. tokenizer: None where documents bring token ids."""
-    if tokenizer is not None and tokenizer.cuts.reason is not None:
-        raise ConfigError(
-            "output.keep_state: expected a tokenizer whose texts can be shown to be safe to cut somewhere, so that a longer text has "
-            f"the same tokens up to there; found one of which that cannot be said, because {tokenizer.cuts.reason}. "
-            "Set output.keep_state=false, or give token ids in input.tokens_column"
-        )
-    if geometry.state_bytes(4) > MOST_STATE_BYTES:
-        raise ConfigError(
-            f"output.keep_state: expected a model whose state is at most {MOST_STATE_BYTES} bytes, which a value of a Parquet file can "
-            f"hold, found one of {geometry.state_bytes(4)}; set output.keep_state=false"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +88,7 @@ class KeptStates:
     """The states of an earlier run. Safe to use from several threads; the index is read when it is first asked for."""
 
     def __init__(self, output: Location, bound_to: str, layout: Layout) -> None:
-        """bound_to: the `binding` of the run that goes on. layout: of its engine's carries."""
+        """bound_to: the binding (`bindings`) of the run that goes on. layout: of its engine's carries."""
         self.folder = output / STATES
         self._bound_to, self._layout = bound_to, layout
         self._index: dict[str, list[Entry]] | None = None
@@ -209,7 +118,7 @@ class KeptStates:
 
     def _read_index(self) -> dict[str, list[Entry]]:
         """Documents may share an id: all their states, the furthest first."""
-        if gone := _missing_parts(self.folder):
+        if gone := missing_parts(self.folder):
             log.warning("states are gone, and documents begin anew for want of them: %s", gone)
         index: dict[str, list[Entry]] = {}
         with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
