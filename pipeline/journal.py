@@ -50,7 +50,7 @@ class JournalWriter:
             return
         if self._folder.is_local:
             with writing(self._folder):
-                self._append(b"".join(frames))
+                self._append(frames)
             return
         self._since = self._since if self._waiting else self._clock()
         self._waiting += frames
@@ -79,14 +79,16 @@ class JournalWriter:
                 os.close(self._handle)
                 self._handle = None
 
-    def _append(self, data: bytes) -> None:
+    def _append(self, frames: Sequence[bytes]) -> None:
+        """One after the other, and not joined: a frame may hold a state, of some hundred megabytes."""
         if self._handle is None:
             os.makedirs(self._folder.path, exist_ok=True)
             self._handle = os.open(self._next_file().path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            data = self._head + data
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._handle, view) :]
+            frames = [self._head, *frames]
+        for frame in frames:
+            view = memoryview(frame)
+            while view:
+                view = view[os.write(self._handle, view) :]
 
     def _next_file(self) -> Location:
         self._files += 1

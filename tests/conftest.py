@@ -1,11 +1,29 @@
-"""What every test begins without: the secrets of URIs that others have met in this process."""
+"""What every test begins without: the secrets of URIs that others have met in this process. And what many tests of jobs begin with."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
+from fakes import tiny_checkpoint
 from longscan.pipeline import redaction
+from threads import torch_threads
 
 
 @pytest.fixture(autouse=True)
 def no_secrets_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redaction, "_secrets", set())
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model and its tokenizer. It is everybody's: nothing in it is changed."""
+    return tiny_checkpoint(tmp_path_factory.mktemp("model"), tokenizer=True)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For so small a model a second one only waits for the first."""
+    with torch_threads(1):
+        yield

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any
 
+import pytest
 import torch
 from longscan.kernels.layouts import Layout
 from longscan.kernels.segments import NO_LANE, TILE, Entry, Segments
@@ -15,6 +17,36 @@ SLOTS = 64
 """Of a packing's tables."""
 ENTRIES = 32
 """Length of a packing's device arrays, and the most entries it has."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where kernels run, and how much can be run there."""
+
+    name: str
+    device: str
+    tiles: int
+    """Of a step."""
+    packings: int
+    together: int
+    """Packings whose truth is worked out at once."""
+    lengths: tuple[int, ...]
+
+    def random_groups(self, seed: str, count: int) -> Iterator[tuple[int, list[Layout]]]:
+        """`count` random packings in groups to be checked at once, each with the number of its first."""
+        layouts = [random_layout(f"{seed} {n}", self.tiles) for n in range(count)]
+        for first in range(0, count, self.together):
+            yield first, layouts[first : first + self.together]
+
+
+def at(places: Sequence[Place]) -> list[Any]:
+    """Parameters of a test or a fixture; those on a GPU are marked so."""
+    return [pytest.param(place, marks=[pytest.mark.gpu] * (place.device == "cuda"), id=place.name) for place in places]
+
+
+def to_be_told_apart(layout: Layout, n: int, total: int) -> Sequence[Entry]:
+    """Entries that are run again alone: all of a single layout, one of each, the n-th, of several."""
+    return layout.entries if total == 1 else layout.entries[n % len(layout.entries) :][:1]
 
 
 def random_layout(seed: str, num_tiles: int) -> Layout:

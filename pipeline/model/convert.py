@@ -22,7 +22,7 @@ from longscan.pipeline.model.config import Mamba2Geometry
 from longscan.pipeline.model.formats import AUTO, FORMATS, find_format
 from longscan.pipeline.model.formats.fields import read_json
 from longscan.pipeline.model.formats.files import FLOATS, SAFETENSORS, Stored, inside
-from longscan.pipeline.model.weights import check_weights, not_tied, read_tensors
+from longscan.pipeline.model.weights import check_weights, hugging_face_key, not_tied, read_tensors
 from longscan.pipeline.recipe import recipe_files
 from longscan.pipeline.tokenize import load_tokenizer
 
@@ -56,7 +56,7 @@ def convert(source: str | Path, target: str | Path, *, format: str = AUTO) -> Pa
     stored = check_weights(source, geometry, format=format)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise OutputError(f"{target}: expected no folder or an empty one, found one that holds something. Choose another target.")
-    config = _config(geometry, _token_ids(source, format), _dtype(stored))
+    config = hugging_face_config(geometry, _token_ids(source, format), _dtype(stored))
     unfinished = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
     try:
         unfinished.mkdir(parents=True)
@@ -89,8 +89,8 @@ def _check_expressible(source: Path, geometry: Mamba2Geometry) -> None:
         )
 
 
-def _config(g: Mamba2Geometry, ids: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """config.json, every number said: transformers' defaults are those of one 7B model."""
+def hugging_face_config(g: Mamba2Geometry, ids: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """config.json, every number said: transformers' defaults are those of one 7B model. ids: of the IDS. dtype: as torch names it."""
     config: dict[str, Any] = {
         "architectures": ["Mamba2ForCausalLM" if g.has_head else "Mamba2Model"],
         "model_type": "mamba2",
@@ -139,7 +139,6 @@ def _dtype(stored: Mapping[str, Stored]) -> str:
 
 def _write_tensors(source: Path, geometry: Mamba2Geometry, stored: Mapping[str, Stored], format: str, file: Path) -> None:
     """A safetensors file, by its definition: the header's length, the header as JSON, the tensors end to end."""
-    prefix = "backbone." if geometry.has_head else ""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     begins: dict[str, int] = {}
     end = 0
@@ -148,8 +147,7 @@ def _write_tensors(source: Path, geometry: Mamba2Geometry, stored: Mapping[str, 
             continue
         tensor = stored[name]
         begins[name], end = end, end + math.prod(tensor.shape) * FLOATS[tensor.dtype].itemsize
-        key = name if name == "lm_head.weight" else prefix + name
-        header[key] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [begins[name], end]}
+        header[hugging_face_key(name, geometry)] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [begins[name], end]}
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)  # so that every tensor is aligned, the widest dtypes coming first
     tables: list[torch.Tensor] = []

@@ -125,6 +125,20 @@ def model_hash(folder: str | Path, *, format: str = AUTO) -> str:
     return digest.hexdigest()
 
 
+def hugging_face_key(name: str, geometry: Mamba2Geometry) -> str:
+    """A tensor's name in a Hugging Face file, of its name without the prefix `backbone.`, which is there where the model has a head."""
+    return f"backbone.{name}" if geometry.has_head and name != "lm_head.weight" else name
+
+
+def as_hugging_face(weights: Mapping[str, torch.Tensor], geometry: Mamba2Geometry) -> dict[str, torch.Tensor]:
+    """What `load_weights` gave as a Hugging Face file has it: its names and shapes, without a head that is the embedding."""
+    return {
+        hugging_face_key(name, geometry): weights[wanted.name].reshape(wanted.shape)
+        for name, wanted in _wanted(geometry).items()
+        if not (geometry.tied and wanted.name == "head")
+    }
+
+
 def _wanted(geometry: Mamba2Geometry) -> dict[str, _Wanted]:
     """What a Hugging Face checkpoint holds, by its names without the prefix `backbone.`."""
     g = geometry

@@ -18,11 +18,6 @@ from longscan.jobs.run import main
 from tiny_jobs import rows, snapshot, success, table, texts, unfinish, words, write_input
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("model"), tokenizer=True)
-
-
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """Two files in nested folders, three row groups each: six shards, where shards are small."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import tiny_checkpoint
 from longscan.jobs.run import main
 from longscan.pipeline import run, worker, write
 from longscan.pipeline.shards import ShardReport
@@ -26,11 +25,6 @@ PAGE = 4096
 
 TASK = ("task=embed_score", "task.score.per_token=true", "task.embedding.window_tokens=64", "task.score.window_tokens=64")
 JOB = (*TASK, "output.shard_tokens=2000", "engine.checkpoint_tokens=128")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("model"), tokenizer=True)
 
 
 @pytest.fixture(scope="module")

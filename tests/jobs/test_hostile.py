@@ -21,11 +21,6 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("model"), tokenizer=True)
-
-
-@pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_input(tmp_path_factory.mktemp("in") / "in.parquet", texts(5))
 

@@ -14,11 +14,6 @@ from longscan.pipeline.storage import locate
 from tiny_jobs import rows, snapshot, success, texts, unfinish, words, write_input
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("model"), tokenizer=True)
-
-
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     return write_input(tmp_path / "in.parquet", texts(4), row_group=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import packings
 import pytest
 import torch
 from compare import assert_same_bits
@@ -23,7 +24,7 @@ from longscan.kernels.norm.cases import EPS, make_rows
 from longscan.kernels.norm.cases import Shape as NormShape
 from longscan.kernels.pool import POOLINGS, PoolOutput, PoolState, pool
 from longscan.kernels.segments import NO_LANE, Entry
-from packings import assert_rows, elsewhere, every_length, joined, moved, pack, parts, random_layout
+from packings import assert_rows, at, elsewhere, every_length, joined, moved, pack, parts, to_be_told_apart
 
 BF16, FP16 = torch.bfloat16, torch.float16
 TOLERANCE = {BF16: 3e-3, FP16: 5e-4}
@@ -39,15 +40,9 @@ ON_GPU = {"causal_conv1d": causal_conv1d, "rms_norm": rms_norm, "gated_rms_norm"
 
 
 @dataclass(frozen=True)
-class Place:
+class Place(packings.Place):
     """What runs the kernels, and how much it can run."""
 
-    name: str
-    device: str
-    tiles: int
-    packings: int
-    together: int
-    lengths: tuple[int, ...]
     width: int
 
     def run(self, operator: str, *values: Any, **named: Any) -> Any:
@@ -64,7 +59,7 @@ PLACES = (
 )
 
 
-@pytest.fixture(params=[pytest.param(p, marks=[pytest.mark.gpu] * (p.device == "cuda"), id=p.name) for p in PLACES])
+@pytest.fixture(params=at(PLACES))
 def place(request: pytest.FixtureRequest) -> Place:
     found: Place = request.param
     return found
@@ -93,7 +88,7 @@ def check_convolution(place: Place, layouts: list[Layout], dtype: torch.dtype, t
     assert bool((y_TC[~whole.owned_rows()] == 0).all()), "rows that belong to nobody are zero"
     assert bool(y_TC.isfinite().all()), "rows of padding are finite"
     for n, (layout, rows, slots) in enumerate(parts(layouts)):
-        for entry in layout.entries if len(layouts) == 1 else layout.entries[n % len(layout.entries) :][:1]:
+        for entry in to_be_told_apart(layout, n, len(layouts)):
             alone = elsewhere(entry, place.tiles)
             tails = torch.full_like(before_SKC[:16], torch.nan)
             if entry.lane_in != NO_LANE:
@@ -116,9 +111,8 @@ def convolve(place: Place, inputs: ConvInputs, x_TC: torch.Tensor, tail_SKC: tor
 def test_convolution(place: Place, dtype: torch.dtype, taps: int) -> None:
     """Every length, and a share of the random packings."""
     check_convolution(place, [every_length(place.lengths)], dtype, taps, seed=0)
-    layouts = [random_layout(f"convolution {taps} {dtype} {n}", place.tiles) for n in range(-(-place.packings // len(CONVOLUTIONS)))]
-    for first in range(0, len(layouts), place.together):
-        check_convolution(place, layouts[first : first + place.together], dtype, taps, seed=first)
+    for first, layouts in place.random_groups(f"convolution {taps} {dtype}", -(-place.packings // len(CONVOLUTIONS))):
+        check_convolution(place, layouts, dtype, taps, seed=first)
 
 
 def pool_inputs(layout: Layout, place: Place, dtype: torch.dtype, seed: int) -> tuple[torch.Tensor, PoolState]:
@@ -188,9 +182,8 @@ def pooled_alone(
 def test_pool(place: Place, dtype: torch.dtype) -> None:
     """Every length, and half of the random packings."""
     check_pool(place, [every_length(place.lengths)], dtype, seed=0)
-    layouts = [random_layout(f"pool {dtype} {n}", place.tiles) for n in range(place.packings // 2)]
-    for first in range(0, len(layouts), place.together):
-        check_pool(place, layouts[first : first + place.together], dtype, seed=first)
+    for first, layouts in place.random_groups(f"pool {dtype}", place.packings // 2):
+        check_pool(place, layouts, dtype, seed=first)
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)

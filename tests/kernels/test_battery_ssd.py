@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+import packings
 import pytest
 import torch
 from compare import assert_same_bits
@@ -16,7 +17,7 @@ from longscan.kernels.layouts import Layout
 from longscan.kernels.segments import NO_LANE, Entry
 from longscan.kernels.ssd import ssd
 from longscan.kernels.ssd.cases import Inputs, Shape, make_inputs
-from packings import assert_rows, elsewhere, every_length, joined, moved, pack, parts, random_layout
+from packings import assert_rows, at, elsewhere, every_length, joined, moved, pack, parts, random_layout, to_be_told_apart
 
 EMULATED = runtime.load("ssd")
 OF_TOKENS = ("x_THP", "dt_TH", "B_TGN", "C_TGN")
@@ -36,33 +37,34 @@ def on_gpu(**arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @dataclass(frozen=True)
-class Place:
+class Place(packings.Place):
     """What runs the kernels, and how much it can run."""
 
     run: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    device: str
     shape: Shape
-    tiles: int
-    """Of a step."""
-    packings: int
-    together: int
-    """Packings whose truth is worked out at once."""
-    lengths: tuple[int, ...]
-    dtype: torch.dtype = torch.bfloat16
+    dtype: torch.dtype
+
+
+def emulated(shape: Shape, *sizes: Any, dtype: torch.dtype = torch.bfloat16) -> Place:
+    return Place(shape.name, "cpu", *sizes, FEW, on_emulator, shape, dtype)
+
+
+def gpu(shape: Shape, *sizes: Any, dtype: torch.dtype = torch.bfloat16) -> Place:
+    return Place(shape.name, "cuda", *sizes, ALL, on_gpu, shape, dtype)
 
 
 ALL = tuple(range(1, 201))
 FEW = (1, 3, 64, 130)
 PLACES = (
-    Place(on_emulator, "cpu", Shape("emulated_G1", H=8, P=32, G=1, N=16), 6, 2, 2, FEW),
-    Place(on_emulator, "cpu", Shape("emulated_G2", H=8, P=32, G=2, N=16), 6, 2, 1, FEW, torch.float16),
-    Place(on_gpu, "cuda", Shape("G1", H=8, P=64, G=1, N=128), 48, 340, 34, ALL),
-    Place(on_gpu, "cuda", Shape("G2", H=8, P=64, G=2, N=128), 48, 330, 33, ALL, torch.float16),
-    Place(on_gpu, "cuda", Shape("G8", H=8, P=64, G=8, N=64), 48, 330, 33, ALL),
+    emulated(Shape("emulated_G1", H=8, P=32, G=1, N=16), 6, 2, 2),
+    emulated(Shape("emulated_G2", H=8, P=32, G=2, N=16), 6, 2, 1, dtype=torch.float16),
+    gpu(Shape("G1", H=8, P=64, G=1, N=128), 48, 340, 34),
+    gpu(Shape("G2", H=8, P=64, G=2, N=128), 48, 330, 33, dtype=torch.float16),
+    gpu(Shape("G8", H=8, P=64, G=8, N=64), 48, 330, 33),
 )
 
 
-@pytest.fixture(params=[pytest.param(p, marks=[pytest.mark.gpu] * (p.device == "cuda"), id=p.shape.name) for p in PLACES])
+@pytest.fixture(params=at(PLACES))
 def place(request: pytest.FixtureRequest) -> Place:
     found: Place = request.param
     return found
@@ -106,9 +108,8 @@ def check(place: Place, layouts: list[Layout], spans: list[int | None], seed: in
     assert bool((y_THP[~whole.owned_rows()] == 0).all()), "rows that belong to nobody are zero"
     assert bool(y_THP.isfinite().all()), "rows of padding are finite"
     for n, (layout, rows, slots) in enumerate(parts(layouts)):
-        chosen = layout.entries if len(layouts) == 1 else layout.entries[n % len(layout.entries) :][:1]
         of_tokens = {name: inputs.tensors[name][rows] for name in OF_TOKENS}
-        for entry in chosen:
+        for entry in to_be_told_apart(layout, n, len(layouts)):
             same_alone(place, inputs, of_tokens, entry, spans[n], (y_THP[rows], inputs.tensors["ssm_SHNP"][slots], table[slots]))
 
 
@@ -136,9 +137,7 @@ def same_alone(
 
 
 def test_random_packings(place: Place) -> None:
-    layouts = [random_layout(f"{place.shape.name} {n}", place.tiles) for n in range(place.packings)]
-    for first in range(0, len(layouts), place.together):
-        group = layouts[first : first + place.together]
+    for first, group in place.random_groups(place.name, place.packings):
         check(place, group, [SPANS[(first + n) % len(SPANS)] for n in range(len(group))], seed=first)
 
 
@@ -151,9 +150,9 @@ def matrix() -> Iterator[Any]:
     """Every width of heads and states that the kernels take, in both dtypes: slow only because each is compiled."""
     for P, N, dtype in product((32, 64, 128), (16, 64, 128, 256), TOLERANCE):
         name = f"P{P}_N{N}_{str(dtype).removeprefix('torch.')}"
-        one = Place(on_gpu, "cuda", Shape(name, H=8, P=P, G=4, N=N), 48, 4, 4, ALL, dtype)
+        one = gpu(Shape(name, H=8, P=P, G=4, N=N), 48, 4, 4, dtype=dtype)
         yield pytest.param(one, id=name, marks=[pytest.mark.gpu, pytest.mark.slow])
-    yield pytest.param(Place(on_emulator, "cpu", Shape("small", H=8, P=32, G=4, N=64), 4, 2, 2, FEW), id="emulated")
+    yield pytest.param(emulated(Shape("small", H=8, P=32, G=4, N=64), 4, 2, 2), id="emulated")
 
 
 @pytest.mark.parametrize("one", list(matrix()))

@@ -12,78 +12,28 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_model import CountingModel, document, stream
+from collecting import SEGMENT, Collecting, going_on, printed, rows_of, task
+from fake_model import document, stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from longscan.pipeline.carry import Owner, carry_name, content_digest, named, parse_carry, save_carry
-from longscan.pipeline.config import EmbeddingConfig, ScoreConfig, TaskConfig
-from longscan.pipeline.engine import Engine
 from longscan.pipeline.frames import pack, read_frames
 from longscan.pipeline.journal import JournalWriter, read_journal
 from longscan.pipeline.lanes import ENTRIES_AHEAD
-from longscan.pipeline.records import Carry, Cut, DocumentRow, ErrorRow, HostCarry, Outcome, Reached, TokensRow, TokenStream, WindowRow
+from longscan.pipeline.records import Carry, Cut, DocumentRow, ErrorRow, HostCarry, Outcome, TokenStream
 from longscan.pipeline.rowcodec import FRAME_BYTES, NONE, Counts, Run, after_row, pack_runs
 from longscan.pipeline.storage import locate
-from longscan.pipeline.tokenize.blocks import LaterBlocks
-
-TASK = TaskConfig(
-    "embed_score",
-    EmbeddingConfig(pooling=["mean", "last", "max", "weighted_mean"], normalize=False, window_tokens=128),
-    ScoreConfig(per_token=True, window_tokens=128),
-)
-SEGMENT = 64
 
 
-class Collecting:
-    """Keeps nothing and remembers every carry."""
-
-    def __init__(self, checkpoint_tokens: int) -> None:
-        self.checkpoint_tokens = checkpoint_tokens
-        self.carries: list[Carry] = []
-
-    def reserve(self) -> bool:
-        return True
-
-    def forget(self) -> None:
-        pass
-
-    def keep(self, news: Sequence[Outcome | Carry | Reached]) -> list[Outcome]:
-        self.carries += [item for item in news if isinstance(item, Carry)]
-        return [item for item in news if not isinstance(item, Carry | Reached)]
-
-
-def run(streams: Iterable[TokenStream], keeper: Collecting | None = None, *, device: str = "cpu", **sizes: Any) -> dict[int, list[Outcome]]:
-    sizes = {"lanes": 3, "step_tokens": 256, "segment_tokens": SEGMENT, "context_id": 3} | sizes
-    rows: dict[int, list[Outcome]] = {}
-    with Engine(CountingModel(device=device), TASK, device=device, backend="torch", **sizes) as engine:
-        for row in engine.process(streams, keeper):
-            assert not isinstance(row, ErrorRow)
-            rows.setdefault(row.document.ordinal, []).append(row)
-    return rows
+def run(streams: Iterable[TokenStream], keeper: Collecting | None = None, **sizes: Any) -> dict[int, list[Outcome]]:
+    return rows_of(streams, task(window_tokens=128), keeper, **sizes)
 
 
 def tokens(ordinal: int, length: int, carry: Carry | None = None, block: int = 100) -> TokenStream:
     """A document's stream, from its carry on."""
     ids = np.random.default_rng(ordinal).integers(0, 11, length)
     whole = stream(ordinal, ids, block=block, offsets=True, num_bytes=3 * length)
-    if carry is None:
-        return whole
-    return replace(whole, document=replace(whole.document, carry=carry), blocks=LaterBlocks(whole.blocks, carry.position))
-
-
-def printed(rows: Iterable[Outcome], after: int = 0) -> list[Any]:
-    """Rows as their bits, those that end behind a position."""
-    prints = []
-    for row in rows:
-        if isinstance(row, WindowRow) and row.token_end > after:
-            vectors = {name: vector.tobytes() for name, vector in row.vectors.items()}
-            prints.append(("window", row.window_index, row.token_start, row.char_start, row.char_end, vectors, row.log_likelihood))
-        elif isinstance(row, TokensRow) and row.token_start >= after:
-            prints.append(("tokens", row.token_start, row.token_ids.tobytes(), row.logprobs.tobytes()))
-        elif isinstance(row, DocumentRow):
-            vectors = {name: None if vector is None else vector.tobytes() for name, vector in row.vectors.items()}
-            prints.append(("document", row.num_tokens, vectors, row.log_likelihood, row.bits_per_byte))
-    return sorted(prints, key=lambda row: (row[0], row[1]))
+    return going_on(whole, carry)
 
 
 @settings(max_examples=25, deadline=None)
@@ -211,7 +161,7 @@ def test_names_and_digests() -> None:
     assert len({content_digest(one) for one in several}) == len(several)
 
 
-def rows_of(count: int) -> list[Outcome]:
+def some_rows(count: int) -> list[Outcome]:
     made = run([tokens(0, count)])[0]
     return [replace(row, document=document(0)) for row in made if not isinstance(row, ErrorRow)]
 
@@ -227,7 +177,7 @@ def frames_of(rows: Sequence[Outcome], before: Counts = NONE) -> tuple[bytes, Co
 
 def test_a_journal_gives_each_row_once_with_its_bits_whoever_wrote_it(tmp_path: Path) -> None:
     """Attempt 2 goes on before the end of attempt 1, and attempt 3 from there."""
-    rows, folder, head = rows_of(700), locate(str(tmp_path)), {"fingerprint": "f", "shard": 0}
+    rows, folder, head = some_rows(700), locate(str(tmp_path)), {"fingerprint": "f", "shard": 0}
     counts, at = [NONE], NONE
     for row in rows:
         _, at = frames_of([row], at)

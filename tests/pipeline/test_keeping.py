@@ -9,49 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from collecting import SEGMENT, Collecting, going_on, printed, rows_of, task
 from fake_model import CountingModel, document
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from longscan.pipeline.config import EmbeddingConfig, ScoreConfig, TaskConfig
 from longscan.pipeline.engine import Engine
-from longscan.pipeline.records import Carry, Cut, DocumentRow, ErrorRow, Kept, Outcome, Prefix, Reached, TokenBlock, TokenStream
-from longscan.pipeline.tokenize.blocks import LaterBlocks
-from test_carry import printed
+from longscan.pipeline.records import Carry, Cut, DocumentRow, Outcome, Prefix, TokenBlock, TokenStream
 
-TASK = TaskConfig(
-    "embed_score",
-    EmbeddingConfig(pooling=["mean", "last", "max", "weighted_mean"], normalize=False, window_tokens=192),
-    ScoreConfig(per_token=True, window_tokens=192),
-)
-SEGMENT = 64
-SIZES: dict[str, Any] = {"lanes": 3, "step_tokens": 256, "segment_tokens": SEGMENT, "context_id": 3}
+TASK = task(window_tokens=192)
 PREFIX = Prefix(1, "of nothing")
 IDS = np.random.default_rng(0).integers(0, 11, (8, 4000)).astype(np.int32)
-
-
-class Keeping:
-    """Takes what is kept, and remembers how much came at a time."""
-
-    checkpoint_tokens = 1 << 20
-
-    def __init__(self) -> None:
-        self.kept: dict[int, Carry] = {}
-        self.most = 0
-
-    def reserve(self) -> bool:
-        return True
-
-    def forget(self) -> None:
-        pass
-
-    def keep(self, news: Sequence[Outcome | Carry | Kept | Reached]) -> list[Outcome]:
-        found = [item for item in news if isinstance(item, Kept)]
-        self.most = max(self.most, len(found))
-        for item in found:
-            assert item.carry.ordinal == item.document.ordinal
-            assert item.carry.ordinal not in self.kept, "twice"
-            self.kept[item.carry.ordinal] = item.carry
-        return [item for item in news if not isinstance(item, Carry | Kept | Reached)]
 
 
 def tokens(ordinal: int, length: int, loose: int = 0, carry: Carry | None = None, block: int = 100) -> TokenStream:
@@ -65,24 +32,16 @@ def tokens(ordinal: int, length: int, loose: int = 0, carry: Carry | None = None
             yield TokenBlock(IDS[ordinal, start:stop], 3 * places, 3 * places + 2, Cut(stop, stop, stop), settled=stop <= settled)
 
     whole = TokenStream(document(ordinal), blocks(), 3 * length, length, PREFIX)
-    if carry is None:
-        return whole
-    return replace(whole, document=replace(whole.document, carry=carry), blocks=LaterBlocks(whole.blocks, carry.position))
+    return going_on(whole, carry)
 
 
-def run(streams: Iterable[TokenStream], keeper: Keeping, *, device: str = "cpu", **sizes: Any) -> dict[int, list[Outcome]]:
-    sizes = SIZES | sizes
-    rows: dict[int, list[Outcome]] = {}
-    with Engine(CountingModel(device=device), TASK, device=device, backend="torch", **sizes) as engine:
-        for row in engine.process(streams, keeper):
-            assert not isinstance(row, ErrorRow)
-            rows.setdefault(row.document.ordinal, []).append(row)
-    return rows
+def run(streams: Iterable[TokenStream], keeper: Collecting, **sizes: Any) -> dict[int, list[Outcome]]:
+    return rows_of(streams, TASK, keeper, **sizes)
 
 
 def check_growth(grown: Sequence[tuple[int, int, int]], *, lanes: int, block: int, device: str = "cpu") -> None:
     """grown: of each document the length before, how many of these tokens are not settled, and how many came since."""
-    first, second, undisturbed = Keeping(), Keeping(), Keeping()
+    first, second, undisturbed = Collecting(), Collecting(), Collecting()
     run(
         (tokens(n, length, min(loose, length), block=block) for n, (length, loose, _) in enumerate(grown)),
         first,
@@ -129,14 +88,14 @@ def test_few_states_are_in_memory_at_a_time(most: int, monkeypatch: pytest.Monke
     with Engine(CountingModel(), TASK, device="cpu", backend="torch", **sizes) as engine:
         one = sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in engine.carry_layout.values())
     monkeypatch.setattr("longscan.pipeline.engine.KEPT_BYTES", most * one)
-    keeper = Keeping()
+    keeper = Collecting()
     rows = run((tokens(n, 100 + SEGMENT, 0) for n in range(8)), keeper, **sizes)
     assert len(keeper.kept) == len(rows) == 8
     assert keeper.most == most
 
 
 def test_nothing_is_copied_for_a_caller_that_keeps_nothing_or_asks_for_nothing() -> None:
-    keeper = Keeping()
+    keeper = Collecting()
     plain = run((replace(tokens(n, 300), prefix=None) for n in range(3)), keeper)
     assert not keeper.kept
     with Engine(
@@ -148,12 +107,12 @@ def test_nothing_is_copied_for_a_caller_that_keeps_nothing_or_asks_for_nothing()
 
 def test_a_caller_that_leaves_gives_its_states_up() -> None:
     """Documents that are dropped while theirs are copied take no room from those after them."""
-    keeper = Keeping()
+    keeper = Collecting()
     with Engine(
         CountingModel(), TASK, device="cpu", backend="torch", lanes=3, step_tokens=256, segment_tokens=SEGMENT, context_id=3
     ) as engine:
         for _ in range(5):
-            outcomes = engine.process((tokens(n, 200) for n in range(6)), Keeping())
+            outcomes = engine.process((tokens(n, 200) for n in range(6)), Collecting())
             next(outcomes)
             outcomes.close()
         rows = list(engine.process((tokens(n, 200) for n in range(6)), keeper))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from collecting import going_on
 from fake_model import CountingModel, stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +26,6 @@ from longscan.pipeline.memory import is_out_of_memory
 from longscan.pipeline.opened import Caller
 from longscan.pipeline.records import Carry, DocumentRow, Outcome, Reached, TokenBlock, TokenStream
 from longscan.pipeline.resolve import Choice, Sizes
-from longscan.pipeline.tokenize.blocks import LaterBlocks
 
 LENGTHS = [1, 900, 64, 1500, 65, 700, 2000, 129, 640, 3, 1100]
 TASK = TaskConfig(
@@ -171,10 +171,7 @@ def test_documents_that_are_set_aside_go_on_after_a_stop(caplog: pytest.LogCaptu
         for n in range(4):
             whole = stream(n, np.random.default_rng(n).integers(0, 11, 3000), block=64)
             whole = replace(whole, estimated_tokens=0)  # so that the feed opens all of them
-            if n in carries:
-                document = replace(whole.document, carry=carries[n])
-                whole = replace(whole, document=document, blocks=LaterBlocks(whole.blocks, carries[n].position))
-            yield whole
+            yield going_on(whole, carries.get(n))
 
     def vectors(one: Engine, carries: Mapping[int, Carry]) -> dict[int, Any]:
         rows = [row for row in one.process(documents(carries)) if isinstance(row, DocumentRow)]

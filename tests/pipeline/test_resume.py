@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from fakes import tiny_checkpoint
 from longscan.jobs.run import main
 from longscan.pipeline.frames import pack
 from longscan.pipeline.lanes import Lanes
@@ -22,8 +20,9 @@ from longscan.pipeline.shardkeeper import ShardKeeper
 from longscan.pipeline.storage import locate
 from longscan.pipeline.wording import count
 from stopping import Stop, carries, stopped
-from threads import torch_threads
-from tiny_jobs import rows, table, texts, words, write_input
+from tiny_jobs import rows, same_tables, some_ids, texts, words, write_input
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SCORES = ("task=embed_score", "task.embedding.window_tokens=64", "task.score.window_tokens=64", "task.score.per_token=true")
 TASKS = {
@@ -34,19 +33,6 @@ TASKS = {
     "tokens_column": (*SCORES, "input.tokens_column=ids"),
     "resets": ("task=embed_score", "task.embedding.window_tokens=64", "engine.reset_tokens=192"),
 }
-ORDER = {"windows": "window_index", "tokens": "token_start"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """For so small a model a second one only waits for the first."""
-    with torch_threads(1):
-        yield
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("model"), tokenizer=True)
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +40,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two shards: giants of some thousand tokens among documents shorter than a segment, empty ones, and a null."""
     long = [" ".join(texts(36, seed=n)) for n in range(4)]
     rows = [long[0], "", *texts(6), long[1], "short", long[2], *texts(4, seed=1), None, long[3], "x"]
-    ids = pa.array([None if text is None else [ord(c) % 320 for c in text[: len(text) // 3]] for text in rows], pa.list_(pa.int32()))
-    return write_input(tmp_path_factory.mktemp("in") / "in.parquet", rows, row_group=8, ids=ids)
+    return write_input(tmp_path_factory.mktemp("in") / "in.parquet", rows, row_group=8, ids=some_ids(rows))
 
 
 def job(model: Path, source: Path, output: Path, task: str, *more: str) -> list[str]:
@@ -77,12 +62,7 @@ def undisturbed(model: Path, source: Path, tmp_path_factory: pytest.TempPathFact
 
 
 def assert_same(output: Path, expected: Path) -> None:
-    for name in sorted(path.name for path in expected.iterdir() if path.is_dir() and not path.name.startswith("_")):
-        found, wanted = table(output, name), table(expected, name)
-        if name in ORDER:
-            order = [("doc_id", "ascending"), (ORDER[name], "ascending")]
-            found, wanted = found.sort_by(order), wanted.sort_by(order)
-        assert found.equals(wanted), name
+    assert same_tables(output, expected)
     assert not (output / "_run" / "carries").exists()
 
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import saboteurs
-from fakes import tiny_checkpoint
 from longscan.jobs.compose import compose_job
 from longscan.jobs.run import main
 from longscan.pipeline.errors import OutputError
@@ -28,11 +27,6 @@ from stopping import Stop, carries, stopped
 from tiny_jobs import rows, success, table, texts, unfinish, words, write_input
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own, on import and at its end
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("model"), tokenizer=True)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import hashlib
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from longscan.jobs.run import main
 from longscan.pipeline.tokenize.cuts import Cuts
 from longscan.pipeline.tokenize.texts import last_cut
 from stopping import Stop, carries, stopped
-from threads import torch_threads
-from tiny_jobs import rows, success, table, texts, words, write_input
+from tiny_jobs import rows, some_ids, success, table, texts, words, write_input
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SEGMENT = 64
 EVERYTHING = ("task=embed_score", "task.embedding.window_tokens=192", "task.score.window_tokens=192", "task.score.per_token=true")
@@ -41,17 +42,6 @@ TASKS = {
 KEYS = {"windows": "window_index", "tokens": "token_start"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    with torch_threads(1):
-        yield
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("model"), tokenizer=True)
-
-
 def versions(seed: int, count: int = 3) -> list[list[str]]:
     """Texts of one corpus as it grows: cut anywhere, also inside words and of whatever length, none at all included."""
     chance = random.Random(seed)
@@ -61,8 +51,7 @@ def versions(seed: int, count: int = 3) -> list[list[str]]:
 
 
 def write(path: Path, corpus: Sequence[str | None], names: Sequence[str] | None = None) -> Path:
-    ids = pa.array([None if text is None else [ord(c) % 320 for c in text[: len(text) // 3]] for text in corpus], pa.list_(pa.int32()))
-    return write_input(path, corpus, row_group=3, ids=ids, name=names or [f"document {n}" for n in range(len(corpus))])
+    return write_input(path, corpus, row_group=3, ids=some_ids(corpus), name=names or [f"document {n}" for n in range(len(corpus))])
 
 
 def job(model: Path, source: Path, output: Path, task: str, *more: str) -> list[str]:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from fakes import tiny_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 from longscan.pipeline.ledger import Loss, begin_attempt, end_attempt, losses, note_rows
@@ -125,11 +124,6 @@ def test_who_wants_to_be_alone_is() -> None:
 def starts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starts]:
     with Starts(tmp_path_factory.mktemp("starts")) as starts:
         yield starts
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("model"), tokenizer=True)
 
 
 @pytest.fixture(scope="module")
