@@ -15,7 +15,6 @@ from dataclasses import asdict
 from functools import reduce
 from typing import Any
 
-from longscan.pipeline.errors import LongscanError
 from longscan.pipeline.job import Result, Usage
 from longscan.pipeline.ledger import RUN
 from longscan.pipeline.shards import Carried, ShardReport
@@ -39,9 +38,14 @@ class Metrics:
         done: Iterable[ShardReport],
         num_shards: int,
         about: Mapping[str, Any],
+        check: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """start: its number. done: shards that earlier starts have committed. about: what it runs on, as it is."""
+        """start: its number. done: shards that earlier starts have committed. about: what it runs on, as it is.
+
+        check: raises OutputError where the output is another run's by now, whose numbers stay as they are.
+        """
+        self._check = check
         self._file, self._start, self._about, self._clock = place / RUN / "metrics.json", start, about, clock
         self._done, self._num_shards = list(done), num_shards
         self._results: list[Result] = []
@@ -62,8 +66,9 @@ class Metrics:
         """Never raises: numbers that cannot be written are told of, and end nothing."""
         self._written = self._clock()
         try:
+            self._check()
             atomic_write(self._file, json.dumps(self._content(computed_tokens), indent=2).encode())
-        except LongscanError as error:
+        except Exception as error:  # each file system has exceptions of its own
             log.warning("the run's metrics cannot be written: %s", error)
 
     def _content(self, computed_tokens: int) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -190,7 +191,14 @@ def _work(prepared: Prepared, output: RunFolder, build: EngineBuilder | None) ->
         count(plan.estimated_tokens),
         f"; going on: {len(done)} of them done already" if done else "",
     )
-    metrics = Metrics(output.place, start=output.number, done=done.values(), num_shards=len(plan.shards), about=_about(prepared, job))
+    metrics = Metrics(
+        output.place,
+        start=output.number,
+        done=done.values(),
+        num_shards=len(plan.shards),
+        about=_about(prepared, job),
+        check=partial(output.check, now=True),
+    )
     results = _run_shards(job, prepared.workers, chains, done, output, metrics)
     seconds = metrics.seconds
     failed = [result for result in results if result.report is None]
@@ -230,7 +238,7 @@ def _run_shards(
     if not left:
         return ended
     estimated, kept = sum(shard.estimated_tokens for shard in left.values()), kept_tokens(output.place, left)
-    with Progress(estimated, len(left), kept_tokens=kept) as progress, _told(metrics, progress, output):
+    with Progress(estimated, len(left), kept_tokens=kept) as progress, _told(metrics, progress):
         start = _in_process if job.config.cluster.mode == "inprocess" else cluster.run_chains
         # Closed, not left to the garbage collector: workers must have ended before the output is unlocked.
         with closing(start(job, workers, chains, progress)) as results:
@@ -248,14 +256,12 @@ def _run_shards(
 
 
 @contextmanager
-def _told(metrics: Metrics, progress: Progress, output: RunFolder) -> Iterator[None]:
-    """Metrics are written when it is left, unless the output is another run's by then."""
+def _told(metrics: Metrics, progress: Progress) -> Iterator[None]:
+    """Metrics are written when it is left."""
     try:
         yield
     finally:
-        with suppress(OutputError):
-            output.check(now=True)
-            metrics.write(progress.computed_tokens)
+        metrics.write(progress.computed_tokens)
 
 
 def _in_process(job: Job, workers: Workers, chains: Sequence[Chain], progress: Progress) -> Generator[Result, None, None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ def report(index: int, tokens: int, **carried: int) -> ShardReport:
     return ShardReport(index, 2, 1, tokens, 3, 1.0, Carried(**carried))
 
 
-def start(folder: Path, number: int, clock: Clock, *done: ShardReport) -> Metrics:
-    return Metrics(locate(str(folder)), start=number, done=done, num_shards=4, about={"device": "cpu"}, clock=clock)
+def start(folder: Path, number: int, clock: Clock, *done: ShardReport, check: Callable[[], None] = lambda: None) -> Metrics:
+    return Metrics(locate(str(folder)), start=number, done=done, num_shards=4, about={"device": "cpu"}, check=check, clock=clock)
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -94,3 +95,20 @@ def test_numbers_that_cannot_be_written_end_nothing(
     monkeypatch.setattr("longscan.pipeline.metrics.atomic_write", full)
     start(tmp_path, 1, Clock()).write(5)
     assert "the run's metrics cannot be written: no space" in caplog.text
+
+
+def test_who_wakes_up_late_writes_no_numbers_over_those_of_the_run_that_has_taken_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def taken_over() -> None:
+        raise OutputError("another run has taken this output over")
+
+    clock = Clock()
+    late, newer = start(tmp_path, 1, clock, check=taken_over), start(tmp_path, 2, clock)
+    newer.write(5)
+    before = read(tmp_path)
+    clock.now += WRITE_S
+    late.add(Result(0, report(0, 100)), 100)
+    late.write(200)
+    assert read(tmp_path) == before
+    assert "taken this output over" in caplog.text
