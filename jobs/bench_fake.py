@@ -21,6 +21,7 @@ from longscan.pipeline.engine import Engine
 from longscan.pipeline.forward import Forward
 from longscan.pipeline.job import EngineBuilder, Job
 from longscan.pipeline.meter import Meter
+from longscan.pipeline.settings import EngineSettings
 from longscan.pipeline.stepmodel import Mark
 
 WIDTH = 768
@@ -96,19 +97,15 @@ def sleeping_engine(rate: float, width: int = WIDTH) -> EngineBuilder:
 
 
 def _build(rate: float, width: int, job: Job, _folder: str, on_tokens: Callable[[int], None] | None, meter: Meter) -> Engine:
-    sizes: Any = job.sizes
-    return Engine(
-        SleepingModel(rate, width),
-        job.config.task,
-        lanes=sizes.lanes,
-        step_tokens=sizes.step_tokens,
+    settings = EngineSettings(
+        task=job.config.task,
+        lanes=job.sizes.lanes,
+        step_tokens=job.sizes.step_tokens,
         segment_tokens=job.config.engine.segment_tokens,
         device="cpu",
         backend="torch",
         context_id=job.choice.context_id,
         vocab_size=job.choice.vocab_size,
         constant_shape=True,
-        on_tokens=on_tokens,
-        meter=meter,
-        forward=SleepingForward,
     )
+    return Engine(SleepingModel(rate, width), settings, on_tokens=on_tokens, meter=meter, forward=SleepingForward)

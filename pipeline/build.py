@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
 
 import torch
 from longscan.pipeline.bindings import binding
@@ -24,6 +24,7 @@ from longscan.pipeline.read import Reader
 from longscan.pipeline.redaction import remember_secrets
 from longscan.pipeline.resolve import Choice, Sizes, tokenizer_folder
 from longscan.pipeline.schemas import has_windows
+from longscan.pipeline.settings import EngineSettings
 from longscan.pipeline.states import KeptStates
 from longscan.pipeline.storage import Location, locate
 from longscan.pipeline.tokenize import DocumentTokenizer, TextTokenizer, load_tokenizer
@@ -118,10 +119,22 @@ def build_engine(job: Job, folder: str, on_tokens: Callable[[int], None] | None,
             decay_scale=config.model.decay_scale,
         )
     )
-    make = partial(
-        Engine,
-        model,
-        config.task,
+    settings = engine_settings(job, folder, model.width)
+
+    def make(lanes: int) -> Engine:
+        return Engine(model, replace(settings, lanes=lanes), on_tokens=on_tokens, meter=meter)
+
+    if choice.device != "cuda":  # a CPU's memory is promised first and missed later: nothing is known from a start that went well
+        return make(sizes.lanes)
+    return with_fewer_lanes(make, sizes.lanes)
+
+
+def engine_settings(job: Job, folder: str, width: int) -> EngineSettings:
+    """What the worker's engine is built for. folder: the model's; width: of its hidden states."""
+    config, choice, sizes = job.config, job.choice, job.sizes
+    return EngineSettings(
+        task=config.task,
+        lanes=sizes.lanes,
         step_tokens=sizes.step_tokens,
         segment_tokens=config.engine.segment_tokens,
         device=choice.device,
@@ -130,14 +143,9 @@ def build_engine(job: Job, folder: str, on_tokens: Callable[[int], None] | None,
         context_id=choice.context_id,
         prompt=choice.prompt,
         reset_tokens=config.engine.reset_tokens,
-        heads=read_heads(head_file(config.task.classify.head, folder), model.width) if config.task.classifies else (),
+        heads=read_heads(head_file(config.task.classify.head, folder), width) if config.task.classifies else (),
         vocab_size=choice.vocab_size,
-        on_tokens=on_tokens,
-        meter=meter,
     )
-    if choice.device != "cuda":  # a CPU's memory is promised first and missed later: nothing is known from a start that went well
-        return make(lanes=sizes.lanes)
-    return with_fewer_lanes(lambda lanes: make(lanes=lanes), sizes.lanes)
 
 
 def with_fewer_lanes(make: Callable[[int], Engine], lanes: int) -> Engine:

@@ -13,7 +13,7 @@ from longscan.pipeline.fetch import fetch_model
 from longscan.pipeline.model import Mamba2, Mamba2Geometry, load_model
 from longscan.pipeline.plan import Plan
 from longscan.pipeline.resolve import Choice, Sizes
-from longscan.pipeline.schedule import spare_slots
+from longscan.pipeline.slots import spare_slots
 from longscan.pipeline.tail import Tail, foresee, longest_first
 from longscan.pipeline.wording import clock_time, count, num_bytes, plural
 

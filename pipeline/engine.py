@@ -1,9 +1,10 @@
 """The engine: token streams in, finished documents out, for any number of callers at once.
 
-    caller's thread   process(): pulls its streams, hands tokens over, reads its rows        (feed.py)
-    engine's thread   books a step (lanes.py, schedule.py), runs it (forward.py), makes rows of it (rows.py)
+    caller's thread   process(): pulls its streams, hands their tokens over (`feed`), reads its rows
+    engine's thread   books a step (`lanes`, `schedule`), queues it on the device (`forward`), cuts what comes back into that of
+                      its entries (`results`), makes rows of it (`rows`) and hands these to their callers (`delivery`)
 
-One lock guards the book and the callers' rows; steps, tokenization and rows are made without it. On a GPU the next step
+One lock guards the book and the callers' news; steps, tokenization and rows are made without it. On a GPU the next step
 is launched before the results of the one before are read. The engine's thread waits for nobody's reading: a caller that
 does not read does not feed either, so its rows stay few while others go on. It keeps its lanes, though, until it reads
 on or closes its iterator.
@@ -16,30 +17,24 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
 
 import torch
-from longscan.kernels.checks import Backend
-from longscan.pipeline.classify import Head
-from longscan.pipeline.config import TaskConfig
-from longscan.pipeline.errors import DocumentError
+from longscan.pipeline.delivery import hand_over, hand_over_carry, tell
 from longscan.pipeline.feed import Feed
 from longscan.pipeline.forward import Forward
 from longscan.pipeline.lanes import Lanes
 from longscan.pipeline.memory import drop_caches, in_a_line, is_out_of_memory
 from longscan.pipeline.meter import Meter
-from longscan.pipeline.opened import Caller, Keeper, News, OpenDocument
+from longscan.pipeline.opened import Caller, Keeper
 from longscan.pipeline.pool import check_width
-from longscan.pipeline.records import Carry, Cut, ErrorRow, Kept, Outcome, Reached, TokenStream
+from longscan.pipeline.records import Carry, ErrorRow, Kept, Outcome, Reached, TokenStream
 from longscan.pipeline.results import EntryResult, Launched
-from longscan.pipeline.rows import RowMaker, error_row
-from longscan.pipeline.schedule import check_sizes, spare_slots
+from longscan.pipeline.rows import RowMaker
+from longscan.pipeline.settings import EngineSettings
 from longscan.pipeline.stepmodel import StepModel
-from longscan.pipeline.steps import Step, StepEntry, StepTotals
-from longscan.pipeline.tokenize.prompt import Prompt
+from longscan.pipeline.steps import Step, StepTotals
 
 log = logging.getLogger(__name__)
 
@@ -63,76 +58,30 @@ class Engine:
     def __init__(
         self,
         model: StepModel,
-        task: TaskConfig,
+        settings: EngineSettings,
         *,
-        lanes: int,
-        step_tokens: int,
-        segment_tokens: int,
-        device: torch.device | str,
-        backend: Backend,
-        span_tiles: int | None = None,
-        context_id: int | None = None,
-        prompt: Prompt | None = None,
-        reset_tokens: int | None = None,
-        heads: Sequence[Head] = (),
-        vocab_size: int | None = None,
-        constant_shape: bool | None = None,
-        rehearse: bool | None = None,
         on_tokens: Callable[[int], None] | None = None,
         meter: Meter | None = None,
-        forward: Callable[..., Forward] = Forward,
+        forward: Callable[[StepModel, EngineSettings, Meter], Forward] = Forward,
     ) -> None:
         """
-        lanes, step_tokens, segment_tokens: numbers; ConfigError where they do not fit each other.
-        span_tiles: of the spans in which documents are scanned (`Segments.span_tiles`).
-        context_id: token given to every document as context before its first (`score.context_token`), None for none.
-        prompt: tokens that come before every document, behind the context token; in no count, and in no pool unless asked for.
-        reset_tokens: a document starts afresh, state and context, at every multiple of it; poolings and sums go on.
-        heads: of a task that classifies.
-        vocab_size: ids from here on become error rows; None trusts the streams.
-        constant_shape: every step has step_tokens rows. Default: on a GPU, where results would depend on the shape.
-        rehearse: run a full step of nobody's first, so that a lack of memory is told here. Default: on a GPU.
         on_tokens: called after each step, in the engine's thread, with the tokens that went through.
         meter: charged with the stages feed, idle (a caller that waits), schedule, pack, copy, launch, wait, device and rows.
         forward: makes what runs the steps.
+
+        Raises ConfigError where the model is narrower than the vectors asked for, and what torch does where memory is short.
         """
-        check_sizes(lanes=lanes, step_tokens=step_tokens, segment_tokens=segment_tokens)
-        if task.pools:
-            check_width(task.embedding, model.width)
-        device = torch.device(device)
-        constant_shape = device.type == "cuda" if constant_shape is None else constant_shape
+        if settings.task.pools:
+            check_width(settings.task.embedding, model.width)
         self.width = model.width
+        self._vocab_size = settings.vocab_size
         self._meter = meter or Meter()
-        self._forward = forward(
-            model,
-            task,
-            lanes=lanes,
-            step_tokens=step_tokens,
-            device=device,
-            backend=backend,
-            span_tiles=span_tiles,
-            context_id=context_id,
-            constant_shape=constant_shape,
-            meter=self._meter,
-            reset_tokens=reset_tokens,
-            prompt=prompt,
-            spare=spare_slots(step_tokens, segment_tokens),
-        )
-        if (device.type == "cuda" if rehearse is None else rehearse) and constant_shape:
+        self._forward = forward(model, settings, self._meter)
+        if settings.rehearses:
             self._forward.rehearse()
-        self._lanes = Lanes(
-            lanes,
-            step_tokens=step_tokens,
-            segment_tokens=segment_tokens,
-            first_lane=self._forward.first_lane,
-            spare=self._forward.spare(lanes),
-            constant_shape=constant_shape,
-            reset_tokens=reset_tokens,
-            keep_lanes=task.state_norm,
-            most_kept=max(2, KEPT_BYTES // max(1, sum(dtype.itemsize * math.prod(shape) for dtype, shape in self.carry_layout.values()))),
-        )
-        self._maker = RowMaker(task, segment_tokens=segment_tokens, context_id=context_id, reset_tokens=reset_tokens, heads=heads)
-        self._vocab_size = vocab_size
+        carry_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in self.carry_layout.values())
+        self._lanes = Lanes(settings, self._forward.slots, most_kept=max(2, KEPT_BYTES // max(1, carry_bytes)))
+        self._maker = RowMaker(settings)
         self._on_tokens = on_tokens or (lambda _: None)
         # Re-entrant: a caller's generator may be closed by the garbage collector, in whatever thread it runs.
         lock = threading.RLock()
@@ -282,6 +231,7 @@ class Engine:
             self._news.notify_all()
 
     def _steps(self) -> None:
+        """Book, queue and settle steps, until the engine is closed or stopped. The steps that are queued and not settled are in order."""
         launched: deque[tuple[Step, Launched]] = deque()
         while True:
             step = self._next_step(launched[0][1] if launched else None)
@@ -290,12 +240,13 @@ class Engine:
             if step is not None:
                 launched.append(self._launch(step, launched))
             elif self._stopping and not launched:
-                self._set_aside()
+                self._hand_over_carries()
                 return
             if launched and (step is None or len(launched) > self._forward.steps_behind):
                 self._settle(*launched.popleft())
 
     def _settle(self, step: Step, results: Launched) -> None:
+        """Wait for a step, and give what came of it."""
         found = self._forward.collect(results)
         with self._meter("rows"):
             self._deliver(step, found)
@@ -325,13 +276,12 @@ class Engine:
             log.warning("a step found no memory (%s): it is run again, without what caches held", in_a_line(short))
             return step
         with self._lock:
-            before, forward = self._lanes.lanes, self._forward
-            lowered = self._lanes.lower(step, contexts=forward.contexts, spare=forward.num_spare, read=forward.read_lane)
+            before, lowered = self._lanes.slots.lanes, self._lanes.lower(step, self._forward.read_lane)
             if lowered is None:
                 raise short
             step, moved = lowered
-            forward.resize(self._lanes.lanes, moved)
-        log.warning("a step found no memory (%s): %d lanes from now on, %d before", in_a_line(short), self._lanes.lanes, before)
+            self._forward.resize(self._lanes.slots, moved)
+        log.warning("a step found no memory (%s): %d lanes from now on, %d before", in_a_line(short), self._lanes.slots.lanes, before)
         return step
 
     def _next_step(self, running: Launched | None) -> Step | None:
@@ -362,58 +312,18 @@ class Engine:
 
     def _deliver(self, step: Step, results: list[EntryResult]) -> None:
         """Make rows of a step and put them where their callers find them."""
-        made = []
-        for e, result in zip(step.entries, results, strict=True):
-            document, ends = e.document, e.entry.ends
-            news: list[News] = []
-            if document.gone:
-                made.append((e, news, False))
-                continue
-            if e.kept is not None and document.prefix is not None:
-                news.append(Kept(document.document, _carry(document, e.kept, partial(_given, result.before), 0), document.prefix))
-            try:
-                news += self._maker.advance(document.document, document.carry, e.taken, result, ends=ends, num_bytes=document.num_bytes)
-            except DocumentError as error:
-                news, ends = [*news, error_row(document.document, error)], True
-            if not ends and document.caller.keeper is not None:
-                news.append(Reached(document.document.ordinal, document.carry.position))
-            if not ends and e.at_risk:
-                news.append(_carry(document, e.taken.cut, partial(_given, result.tensors), e.at_risk))
-            made.append((e, news, ends))
+        told = [tell(e, result, self._maker) for e, result in zip(step.entries, results, strict=True)]
         with self._lock:
-            for e, news, ends in made:
-                self._hand_over(e, news, ends)
+            for of_entry in told:
+                hand_over(of_entry, self._lanes)
             self._delivered += step.num_tokens
             self._announce()
         self._on_tokens(step.num_tokens)
 
-    def _hand_over(self, e: StepEntry, news: list[News], finished: bool) -> None:
-        document, keeper = e.document, e.document.caller.keeper
-        if keeper is not None and e.at_risk and (document.gone or finished):
-            keeper.forget()
-        if document.gone and e.kept is not None:
-            document.caller.keeping -= 1
-        if not document.gone:
-            document.caller.news.extend(news)
-            if finished:
-                self._lanes.drop(document)
-
-    def _set_aside(self) -> None:
+    def _hand_over_carries(self) -> None:
         """Nothing runs any more: what every lane holds is its document's carry."""
         with self._lock:
             for document, tokens in self._lanes.at_risk():
-                tensors: Callable[[], Mapping[str, torch.Tensor]] = partial(self._forward.read_lane, document.place.lane)
-                if document.load is not None:
-                    tensors = partial(_given, document.load)
-                if document.caller.keeper is not None:
-                    document.caller.news.append(_carry(document, document.tokens.cut, tensors, tokens))
+                hand_over_carry(document, tokens, self._forward.read_lane)
             self._stopped = True
             self._announce()
-
-
-def _carry(document: OpenDocument, cut: Cut, tensors: Callable[[], Mapping[str, torch.Tensor]], at_risk: int) -> Carry:
-    return Carry(document.document.ordinal, replace(document.carry), cut, tensors, at_risk)
-
-
-def _given(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    return tensors

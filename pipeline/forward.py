@@ -13,11 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from longscan.kernels.checks import Backend
 from longscan.kernels.logprob import UNWANTED
 from longscan.kernels.pool import PoolOutput, PoolState, pool
-from longscan.kernels.segments import NO_LANE, TILE, Entry, Segments
-from longscan.pipeline.config import TaskConfig
+from longscan.kernels.segments import TILE, Entry, Segments
 from longscan.pipeline.errors import ConfigError
 from longscan.pipeline.memory import drop_caches
 from longscan.pipeline.meter import DEVICE, Meter
@@ -25,9 +23,10 @@ from longscan.pipeline.opened import NO_TOKEN
 from longscan.pipeline.places import Picks, pick
 from longscan.pipeline.results import EntryResult, Launched, cut
 from longscan.pipeline.score import scores_first_token
+from longscan.pipeline.settings import EngineSettings
+from longscan.pipeline.slots import Slots
 from longscan.pipeline.stepmodel import Mark, StepModel
 from longscan.pipeline.steps import Step, StepEntry, starts_afresh
-from longscan.pipeline.tokenize.prompt import Prompt
 
 PAD_ID = 0
 """What padding rows hold: any token will do, nothing of theirs is used."""
@@ -36,65 +35,35 @@ PAD_ID = 0
 class Forward:
     """The model and all state tables of one worker. Not thread-safe: one thread launches and collects."""
 
-    def __init__(
-        self,
-        model: StepModel,
-        task: TaskConfig,
-        *,
-        lanes: int,
-        step_tokens: int,
-        device: torch.device,
-        backend: Backend,
-        span_tiles: int | None = None,
-        context_id: int | None,
-        constant_shape: bool,
-        reset_tokens: int | None = None,
-        prompt: Prompt | None = None,
-        meter: Meter | None = None,
-        spare: int = 0,
-    ) -> None:
-        """The tables have a slot a lane and more, from `lanes` on, for states after the context, written once here: after all of
-        it, and after all but the last 1, 2, ... tokens of the prompt, as many as a document may replace; then `spare` slots.
-        """
-        self.model = model
-        self.task = task
-        self.device = device
-        self.backend: Backend = backend
+    def __init__(self, model: StepModel, settings: EngineSettings, meter: Meter | None = None) -> None:
+        """The states that documents begin from are made here, once."""
+        self.model, self.task = model, settings.task
+        self.device = torch.device(settings.device)
         self.meter = meter or Meter()
-        self.span_tiles = span_tiles
-        before = [] if context_id is None else [context_id]
-        contexts = [[*before, *prompt.ids[: len(prompt.ids) - n]] for n in range(prompt.replaceable + 1)] if prompt else [before]
-        self.first_lane = lanes if contexts[0] else NO_LANE
-        self.contexts, self.num_spare = len(contexts), spare
-        self.reset_tokens = reset_tokens
-        self.tiles = step_tokens // TILE if constant_shape else None
-        self.pool_windows = task.embedding.window_tokens if task.pools else None
-        self.model_state, self.pool_state = self._new_tables(lanes)
-        hidden = [self._prefill(ids, lanes + n) for n, ids in enumerate(contexts)]
-        self._context_hidden = hidden[0][-1:].repeat(TILE, 1) if contexts[0] else None
-        self._contexts = [part.double().cpu().numpy() for part in hidden] if task.embedding.include_prompt is True else []
-        self._scores_first = scores_first_token(task, context_id)
+        self.slots, self.tiles, self.reset_tokens = settings.slots, settings.tiles, settings.reset_tokens
+        self.pool_windows = self.task.embedding.window_tokens if self.task.pools else None
+        self._settings = settings
+        self.model_state, self.pool_state = self._new_tables()
+        hidden = [self._prefill(ids, slot) for ids, slot in zip(settings.contexts, self.slots.of_contexts, strict=True)]
+        self._context_hidden = hidden[0][-1:].repeat(TILE, 1) if self.slots.has_context else None
+        self._contexts = [part.double().cpu().numpy() for part in hidden] if self.task.embedding.include_prompt is True else []
+        self._scores_first = scores_first_token(self.task, settings.context_id)
 
-    def _new_tables(self, lanes: int) -> tuple[Any, PoolState | None]:
-        slots = lanes + self.contexts + self.num_spare
-        poolings = self.task.embedding.poolings
+    def _new_tables(self) -> tuple[Any, PoolState | None]:
+        slots, poolings = self.slots.total, self.task.embedding.poolings
         pooled = PoolState.new(slots, self.model.width, poolings, self.pool_windows, self.device) if self.task.pools else None
         return self.model.new_state(slots), pooled
 
-    def spare(self, lanes: int) -> range:
-        """The spare slots behind so many lanes."""
-        return range(lanes + self.contexts, lanes + self.contexts + self.num_spare)
-
-    def resize(self, lanes: int, moved: Mapping[int, int]) -> None:
-        """Tables of so many lanes instead; what slots held is in others then, as `moved` says. Nothing runs."""
+    def resize(self, slots: Slots, moved: Mapping[int, int]) -> None:
+        """Other tables, divided so; what slots held is in others then, as `moved` says. Nothing runs."""
         kept = {new: self.read_lane(old) for old, new in moved.items()}
         self.model_state = self.pool_state = None  # first, so that there is room
         drop_caches()
-        self.model_state, self.pool_state = self._new_tables(lanes)
+        self.slots = slots
+        self.model_state, self.pool_state = self._new_tables()
         with torch.inference_mode():
             for slot, tensors in kept.items():
                 self._put_back(slot, tensors)
-        self.first_lane = self.first_lane if self.first_lane == NO_LANE else lanes
 
     @torch.inference_mode()
     def rehearse(self) -> None:
@@ -123,7 +92,7 @@ class Forward:
         with self.meter("pack"):
             segments = afresh = self._pack([e.entry for e in step.entries], step.num_tiles)
             if self.reset_tokens is not None:
-                entries = [part for e in step.entries for part in starts_afresh(e.entry, self.reset_tokens, self.first_lane)]
+                entries = [part for e in step.entries for part in starts_afresh(e.entry, self.reset_tokens, self.slots.before())]
                 afresh = self._pack(entries, step.num_tiles)
         with self.meter("copy"):
             ids_T, targets_T = self._upload(step)
@@ -131,19 +100,19 @@ class Forward:
             return self._queue(step, segments, afresh, ids_T, targets_T)
 
     def _queue(self, step: Step, segments: Segments, afresh: Segments, ids_T: torch.Tensor, targets_T: torch.Tensor) -> Launched:
-        """afresh: the segments as the model takes them, which begin anew at every reset."""
+        """Carries into their lanes, the network, and behind it all that is read of the step, in this order.
+
+        afresh: the segments as the model takes them, which begin anew at every reset.
+        """
         begun, began = self._mark(), time.perf_counter()
         for e in step.entries:
             if e.load is not None:
                 self._put_back(e.entry.lane_in, e.load)
         kept = {i: self.copy_lane(e.entry.lane_in) for i, e in enumerate(step.entries) if e.kept is not None}
         hidden_TD, self.model_state = self.model.step(ids_T, afresh, self.model_state)
-        documents: dict[str, torch.Tensor] = {}
-        windows: dict[str, torch.Tensor] = {}
-        if self.pool_state is not None:
-            output = self._pool(hidden_TD, segments, self.pool_state)
-            documents = {pooling: self._to_host(vectors) for pooling, vectors in output.documents.items()}
-            windows = {pooling: self._to_host(vectors) for pooling, vectors in output.windows.items()}
+        pooled = PoolOutput({}, {}) if self.pool_state is None else self._pool(hidden_TD, segments, self.pool_state)
+        documents = {pooling: self._to_host(vectors) for pooling, vectors in pooled.documents.items()}
+        windows = {pooling: self._to_host(vectors) for pooling, vectors in pooled.windows.items()}
         logprobs_T = self._to_host(self.model.logprobs(hidden_TD, targets_T)) if self.task.scores else None
         firsts = [self._firsts(e) for e in step.entries]
         first_logprobs = self._first_logprobs(step, firsts)
@@ -154,9 +123,21 @@ class Forward:
         done = self._mark()  # behind all that is read when it has passed
         if done is None:
             self.meter.add(DEVICE, wall=time.perf_counter() - began)
-        replaced = [e.document.carry.replaced for e in step.entries if e.entry.ends]
         return Launched(
-            segments, logprobs_T, firsts, first_logprobs, picks, picked, norms, documents, replaced, windows, carries, kept, begun, done
+            segments=segments,
+            logprobs_T=logprobs_T,
+            firsts=firsts,
+            first_logprobs=first_logprobs,
+            picks=picks,
+            picked=picked,
+            norms=norms,
+            documents=documents,
+            replaced=[e.document.carry.replaced for e in step.entries if e.entry.ends],
+            windows=windows,
+            carries=carries,
+            kept=kept,
+            begun=begun,
+            done=done,
         )
 
     def _pool(self, hidden_TD: torch.Tensor, segments: Segments, state: PoolState) -> PoolOutput:
@@ -166,7 +147,7 @@ class Forward:
             poolings=self.task.embedding.poolings,
             segments=segments,
             window_tokens=self.pool_windows,
-            backend=self.backend,
+            backend=self._settings.backend,
         )
         return output
 
@@ -215,7 +196,7 @@ class Forward:
             view.copy_(tensors[name].pin_memory() if view.is_cuda else tensors[name], non_blocking=True)
 
     def _pack(self, entries: Sequence[Entry], num_tiles: int) -> Segments:
-        return Segments.pack(entries, num_tiles, self.device, slots=self.tiles, span_tiles=self.span_tiles)
+        return Segments.pack(entries, num_tiles, self.device, slots=self.tiles, span_tiles=self._settings.span_tiles)
 
     def _upload(self, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         """ids and targets, [T] int64 each: a row's target is the token that follows it, -1 where none does, or none is scored."""
@@ -255,13 +236,15 @@ class Forward:
         return rows
 
     def _first_logprobs(self, step: Step, rows: list[list[int]]) -> torch.Tensor | None:
-        """Scores of tokens given the context alone: by the same operator, in blocks of one constant size."""
+        """Scores of the tokens behind these rows, given the context alone: by the same operator, in blocks of one constant size."""
+        if self._context_hidden is None or not self._scores_first:
+            return None
         firsts = [
             e.taken.next_id if row + 1 == len(e.taken.ids) else int(e.taken.ids[row + 1])
             for e, of_entry in zip(step.entries, rows, strict=True)
             for row in of_entry
         ]
-        if not firsts or self._context_hidden is None or not self._scores_first:
+        if not firsts:
             return None
         targets = np.full((-(-len(firsts) // TILE), TILE), UNWANTED, dtype=np.int64)
         targets.reshape(-1)[: len(firsts)] = firsts

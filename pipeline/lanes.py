@@ -15,6 +15,8 @@ from longscan.kernels.segments import NO_LANE, TILE, Entry
 from longscan.pipeline.opened import Caller, OpenDocument, TokenQueue
 from longscan.pipeline.records import Document, Prefix, TokenBlock
 from longscan.pipeline.schedule import Assignment, Candidate, plan_step, ready_tokens
+from longscan.pipeline.settings import EngineSettings
+from longscan.pipeline.slots import Slots, fewer_lanes
 from longscan.pipeline.steps import Step, StepEntry, StepTotals, moves
 
 NOWHERE = -1
@@ -26,42 +28,19 @@ ENTRIES_AHEAD = 3
 class Lanes:
     """Documents that are not finished, in order of arrival, and the free lanes."""
 
-    def __init__(
-        self,
-        lanes: int,
-        *,
-        step_tokens: int,
-        segment_tokens: int,
-        first_lane: int,
-        constant_shape: bool,
-        spare: Iterable[int] = (),
-        reset_tokens: int | None = None,
-        keep_lanes: bool = False,
-        most_kept: int = 2,
-    ) -> None:
-        """first_lane: slot that holds the state before a document's first token; NO_LANE where that is zero. The next ones hold it for
-        documents that replace 1, 2, ... tokens at the prompt's end.
-
-        spare: slots beside the lanes. Who goes on writes to one of them, and leaves its own as a spare one for the next step; where
-        there is none left, it writes to its own.
-        reset_tokens, keep_lanes: as `plan_step` takes them; a lane that is kept holds the document's final state after its last step.
-        most_kept: states at a time that are copied for a caller to keep; documents wait for their turn.
-        """
-        self.step_tokens = step_tokens
-        self.segment_tokens = segment_tokens
-        self.lanes = lanes
-        """How many documents may hold one."""
-        self.first_lane = first_lane
-        self.constant_shape = constant_shape
-        self.reset_tokens = reset_tokens
-        self.keep_lanes = keep_lanes
+    def __init__(self, settings: EngineSettings, slots: Slots, *, most_kept: int = 2) -> None:
+        """slots: of the tables. most_kept: states at a time that are copied for a caller to keep; documents wait for their turn."""
+        self.step_tokens, self.segment_tokens = settings.step_tokens, settings.segment_tokens
+        self.slots = slots
         self.most_kept = most_kept
         self.ready_tokens = 0
         """Tokens that could go into a step, were there room for all."""
         self.totals = StepTotals()
+        self._constant_shape, self._reset_tokens = settings.tiles is not None, settings.reset_tokens
+        self._keep_lanes = settings.task.state_norm  # of the final state, which is in the document's lane after its last step
         self._documents: dict[int, OpenDocument] = {}
-        self._free = list(range(lanes))
-        self._spare = list(spare)
+        self._free, self._spare = list(slots.of_lanes), list(slots.of_spare)
+        """Documents' slots that none holds: as many as documents may begin to hold, and those to be written by who goes on."""
         self._arrivals = 0
         self._any_kept = False
         """There was a document whose state is to be kept."""
@@ -85,12 +64,12 @@ class Lanes:
         before = document.tokens.held
         for block in blocks:
             if len(block.ids) and not block.settled:
-                self._settle(document)
+                self._decide_keep_at(document)
             document.tokens.push(block)
         document.caller.held_tokens += document.tokens.held - before
         document.complete = complete
         if complete:
-            self._settle(document)
+            self._decide_keep_at(document)
         self._refresh(document)
 
     def drop(self, document: OpenDocument) -> None:
@@ -115,9 +94,9 @@ class Lanes:
             self._free,
             step_tokens=self.step_tokens,
             segment_tokens=self.segment_tokens,
-            constant_shape=self.constant_shape,
-            reset_tokens=self.reset_tokens,
-            keep_lanes=self.keep_lanes,
+            constant_shape=self._constant_shape,
+            reset_tokens=self._reset_tokens,
+            keep_lanes=self._keep_lanes,
         )
         if not plan.assignments:
             return None
@@ -128,44 +107,29 @@ class Lanes:
         self._spare += [e.entry.lane_in for e in entries if moves(e.entry)]
         return Step(entries, plan.num_tiles, plan.num_tokens)
 
-    def lower(
-        self, step: Step, *, contexts: int, spare: int, read: Callable[[int], Mapping[str, torch.Tensor]]
-    ) -> tuple[Step, dict[int, int]] | None:
+    def lower(self, step: Step, read: Callable[[int], Mapping[str, torch.Tensor]]) -> tuple[Step, dict[int, int]] | None:
         """Go on with half of the lanes, or with as many as `step` needs. Nothing runs, and `step` is booked and to be run next.
 
-        contexts: slots that hold states before documents, from `first_lane` on. spare: spare slots there are then. read: what a slot
-        holds; documents for whose state there is no room any more are set aside with it, to go on from it in a lane that falls free.
-
-        Returns the step in its new slots, and the new slot of each that is kept; the tables have `self.lanes + contexts + spare`.
-        None where there are no fewer.
+        read: what a slot holds; documents for whose state there is no room any more are set aside with it, to go on from it in a lane
+        that falls free. Returns the step in its new slots, and the new slot of each that is kept; None where there are no fewer lanes.
         """
-        in_step = {slot for e in step.entries for slot in (e.entry.lane_in, e.entry.lane_out)}
-        in_step -= {NO_LANE, *range(self.first_lane, self.first_lane + contexts)}
-        holders = [document for document in self._documents.values() if document.place.lane != NO_LANE]
-        kept = [document for document in holders if document.place.lane in in_step]
-        lanes = max(self.lanes // 2, len(kept), len(in_step) - spare, 1)
-        if lanes >= self.lanes:
+        held = {document.place.lane: document for document in self._documents.values() if document.place.lane != NO_LANE}
+        lowering = fewer_lanes(self.slots, list(held), step.slots.difference(self.slots.of_contexts))
+        if lowering is None:
             return None
-        others = [document for document in holders if document.place.lane not in in_step]
-        room = min(lanes - len(kept), lanes + spare - len(in_step))
-        for document in others[room:]:
-            document.load, document.place.lane = read(document.place.lane), NO_LANE
-        kept += others[:room]
-        slots = [slot for slot in range(lanes + contexts + spare) if not lanes <= slot < lanes + contexts]
-        moved = dict(zip(sorted(in_step | {document.place.lane for document in kept}), slots, strict=False))
-        for document in kept:
-            document.place.lane = moved[document.place.lane]
-        left = sorted(set(slots) - {document.place.lane for document in kept})
-        self._free, self._spare = left[: lanes - len(kept)], left[lanes - len(kept) :]
-        if self.first_lane != NO_LANE:
-            moved |= {self.first_lane + n: lanes + n for n in range(contexts)}
-            self.first_lane = lanes
-        self.lanes = lanes
-        places = {NO_LANE: NO_LANE, **moved}
-        entries = [replace(e.entry, lane_in=places[e.entry.lane_in], lane_out=places[e.entry.lane_out]) for e in step.entries]
-        return replace(step, entries=tuple(replace(e, entry=entry) for e, entry in zip(step.entries, entries, strict=True))), moved
+        for slot in lowering.set_aside:
+            document = held.pop(slot)
+            document.load, document.place.lane = read(slot), NO_LANE
+        for slot, document in held.items():
+            document.place.lane = lowering.moved[slot]
+        self.slots = lowering.slots
+        taken = {document.place.lane for document in held.values()}
+        left = [slot for slot in (*self.slots.of_lanes, *self.slots.of_spare) if slot not in taken]
+        unheld = self.slots.lanes - len(held)
+        self._free, self._spare = left[:unheld], left[unheld:]
+        return step.moved(lowering.moved), lowering.moved
 
-    def _settle(self, document: OpenDocument) -> None:
+    def _decide_keep_at(self, document: OpenDocument) -> None:
         """No more tokens come that are settled: now it is known where the document's state is kept.
 
         It has not gone past that place: a segment goes only when the token behind it is at hand.
@@ -193,16 +157,17 @@ class Lanes:
         return a.lane != NO_LANE and self._documents[a.key].place.lane == NO_LANE
 
     def _book(self, a: Assignment) -> StepEntry:
+        """Take an entry's tokens, and put its document where it will be behind the step."""
         document = self._documents[a.key]
         place = document.place
-        lane_out = NO_LANE if a.ends and not self.keep_lanes else a.lane
+        lane_out = NO_LANE if a.ends and not self._keep_lanes else a.lane
         if a.position and lane_out != NO_LANE and document.load is None and self._spare:
             lane_out = self._spare.pop()
         entry = Entry(
             a.first_tile,
             a.num_tokens,
             a.position,
-            lane_in=a.lane if a.position else self._first_lane(document),
+            lane_in=a.lane if a.position else self.slots.before(document.carry.replaced),
             lane_out=lane_out,
             ends=a.ends,
         )
@@ -231,9 +196,6 @@ class Lanes:
             return 0
         document.saved = position
         return position - saved
-
-    def _first_lane(self, document: OpenDocument) -> int:
-        return self.first_lane if self.first_lane == NO_LANE else self.first_lane + document.carry.replaced
 
     def _refresh(self, document: OpenDocument) -> None:
         place, before = document.place, document.place.ready

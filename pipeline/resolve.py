@@ -24,9 +24,10 @@ from longscan.pipeline.errors import ConfigError, ModelError
 from longscan.pipeline.fetch import Fetched, fetch_model, fetch_tokenizer
 from longscan.pipeline.model import Mamba2Geometry, model_hash
 from longscan.pipeline.pool import check_width
-from longscan.pipeline.schedule import check_sizes, spare_slots
+from longscan.pipeline.schedule import check_sizes
 from longscan.pipeline.schemas import HeadShape
 from longscan.pipeline.score import context_token
+from longscan.pipeline.slots import spare_slots
 from longscan.pipeline.tokenize import Prompt, TextTokenizer, check_fits, load_tokenizer, make_prompt
 
 log = logging.getLogger(__name__)

@@ -5,14 +5,13 @@ Sums run over tiles of 64 in the order of positions, so rows do not depend on ho
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 from longscan.kernels.segments import TILE
-from longscan.pipeline.classify import Head, apply
-from longscan.pipeline.config import TaskConfig
+from longscan.pipeline.classify import apply
 from longscan.pipeline.errors import DocumentError
 from longscan.pipeline.opened import Taken
 from longscan.pipeline.places import Picks
@@ -20,6 +19,7 @@ from longscan.pipeline.pool import check_range
 from longscan.pipeline.records import Document, DocumentRow, ErrorRow, HostCarry, Outcome, PositionRow, TokensRow, WindowRow
 from longscan.pipeline.results import EntryResult
 from longscan.pipeline.score import Logprobs, bits_per_byte, scores_first_token, tile_sums
+from longscan.pipeline.settings import EngineSettings
 
 
 def error_row(document: Document, error: DocumentError) -> ErrorRow:
@@ -30,15 +30,13 @@ def error_row(document: Document, error: DocumentError) -> ErrorRow:
 class RowMaker:
     """Turns results into rows for one task."""
 
-    def __init__(
-        self, task: TaskConfig, *, segment_tokens: int, context_id: int | None, reset_tokens: int | None = None, heads: Sequence[Head] = ()
-    ) -> None:
-        self.task = task
-        self.reset_tokens = reset_tokens
-        self.heads = heads
-        self.segment_tokens = segment_tokens
+    def __init__(self, settings: EngineSettings) -> None:
+        task = self.task = settings.task
+        self.reset_tokens = settings.reset_tokens
+        self.heads = settings.heads
+        self.segment_tokens = settings.segment_tokens
         self.score_windows = task.scores and task.score.window_tokens is not None
-        self.first_is_scored = scores_first_token(task, context_id)
+        self.first_is_scored = scores_first_token(task, settings.context_id)
         self._narrow = task.embedding.dtype == "float16"
         self._poolings = task.embedding.poolings if task.embeds else []
         self._classifies, self._scores_tokens = task.classifies == "document", task.scores

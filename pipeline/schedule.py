@@ -93,14 +93,6 @@ def check_sizes(*, lanes: int, step_tokens: int, segment_tokens: int) -> None:
         raise ConfigError(f"engine.lanes: expected at least 1, got {lanes}")
 
 
-def spare_slots(step_tokens: int, segment_tokens: int) -> int:
-    """Slots of the state tables beside the lanes: for what the documents that go on leave behind them, at most so many in a step.
-
-    A step writes no slot that it reads: one that fails, for want of memory, can be run again.
-    """
-    return step_tokens // segment_tokens
-
-
 def ready_tokens(held: int, complete: bool, segment_tokens: int) -> int:
     """Tokens that may be scheduled when `held` are at hand.
 

@@ -39,6 +39,17 @@ class Step:
         """It writes nothing that it reads: where it ends halfway, it can be run again."""
         return all(e.entry.lane_in == NO_LANE or e.entry.lane_in != e.entry.lane_out or e.load is not None for e in self.entries)
 
+    @property
+    def slots(self) -> set[int]:
+        """Of the state tables: those that it reads or writes."""
+        return {slot for e in self.entries for slot in (e.entry.lane_in, e.entry.lane_out)} - {NO_LANE}
+
+    def moved(self, slots: Mapping[int, int]) -> Step:
+        """The same step where what is in its slots is in others: slot -> its new one."""
+        new = {NO_LANE: NO_LANE, **slots}
+        entries = [replace(e.entry, lane_in=new[e.entry.lane_in], lane_out=new[e.entry.lane_out]) for e in self.entries]
+        return replace(self, entries=tuple(replace(e, entry=entry) for e, entry in zip(self.entries, entries, strict=True)))
+
 
 @dataclass(frozen=True, slots=True)
 class StepTotals:

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fake_model import CountingModel
+from fake_model import CountingModel, engine_of
 from longscan.pipeline.config import EmbeddingConfig, ScoreConfig, TaskConfig
-from longscan.pipeline.engine import Engine
 from longscan.pipeline.records import Carry, DocumentRow, ErrorRow, Kept, Outcome, Reached, TokensRow, TokenStream, WindowRow
 from longscan.pipeline.tokenize.blocks import LaterBlocks
 
@@ -58,7 +57,7 @@ def rows_of(
 ) -> dict[int, list[Outcome]]:
     """Each document's rows as they come, by its ordinal; none of them an error. sizes: of the engine, others than SIZES."""
     rows: dict[int, list[Outcome]] = {}
-    with Engine(CountingModel(device=device), task, device=device, backend="torch", **SIZES | sizes) as engine:
+    with engine_of(CountingModel(device=device), task, device=device, **SIZES | sizes) as engine:
         for row in engine.process(streams, keeper):
             assert not isinstance(row, ErrorRow)
             rows.setdefault(row.document.ordinal, []).append(row)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 from longscan.kernels.segments import NO_LANE, Segments
+from longscan.pipeline.config import TaskConfig
+from longscan.pipeline.engine import Engine
 from longscan.pipeline.errors import DocumentError
 from longscan.pipeline.records import Document, TokenBlock, TokenStream
+from longscan.pipeline.settings import EngineSettings
+from longscan.pipeline.stepmodel import StepModel
 
 
 class CountingModel:
@@ -44,6 +49,17 @@ class CountingModel:
     def logprobs(self, hidden_TD: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
         shares = hidden_TD.double().gather(1, targets_T.clamp(min=0)[:, None])[:, 0]
         return torch.where(targets_T < 0, torch.nan, ((shares + 1 / self.width) / 2).log()).float()
+
+
+def settings_of(task: TaskConfig, **asked: Any) -> EngineSettings:
+    """On a CPU, in PyTorch, where nothing else is asked for."""
+    return EngineSettings(**{"task": task, "device": "cpu", "backend": "torch", **asked})
+
+
+def engine_of(model: StepModel, task: TaskConfig, **asked: Any) -> Engine:
+    """An engine of the `settings_of` what is asked for; on_tokens and meter are the engine's own."""
+    beside = {name: asked.pop(name) for name in ("on_tokens", "meter") if name in asked}
+    return Engine(model, settings_of(task, **asked), **beside)
 
 
 def document(ordinal: int, text: bytes | None = b"") -> Document:

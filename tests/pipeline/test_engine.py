@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_model import CountingModel, document, stream
+from fake_model import CountingModel, document, engine_of, stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from longscan.kernels.segments import NO_LANE, Segments
@@ -35,7 +35,7 @@ Results = dict[int, list[Outcome]]
 
 def engine(task: TaskConfig = EVERYTHING, model: Any = None, device: str = "cpu", **sizes: Any) -> Engine:
     sizes = {"lanes": 3, "step_tokens": 512, "segment_tokens": 128, "context_id": CONTEXT} | sizes
-    return Engine(model or CountingModel(device=device), task, device=device, backend="torch", **sizes)
+    return engine_of(model or CountingModel(device=device), task, device=device, **sizes)
 
 
 def ids_of(ordinal: int, length: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_model import stream
+from fake_model import engine_of, stream
 from fakes import tiny_checkpoint
 from longscan.kernels.segments import TILE, Entry, Segments
 from longscan.pipeline.config import EmbeddingConfig, ScoreConfig, TaskConfig
@@ -46,7 +46,7 @@ def streams(lengths: Iterable[int], first: int = 0, block: int = 100) -> Iterato
 
 def run(model: Mamba2, documents: Iterable[TokenStream], task: TaskConfig = TASK, **sizes: Any) -> dict[int, list[Outcome]]:
     sizes = {"lanes": 4, "step_tokens": 512, "segment_tokens": 128, "context_id": CONTEXT} | sizes
-    with Engine(model, task, device="cpu", backend="torch", **sizes) as engine:
+    with engine_of(model, task, **sizes) as engine:
         return gather(engine, documents)
 
 
@@ -96,7 +96,7 @@ def test_alone_and_among_twenty_others(model: Mamba2, sizes: dict[str, Any], alo
 
 def test_in_several_threads_at_once(model: Mamba2, alone: dict[str, Print]) -> None:
     sizes = {"lanes": 3, "step_tokens": 512, "segment_tokens": 128, "context_id": CONTEXT}
-    with Engine(model, TASK, device="cpu", backend="torch", **sizes) as engine, ThreadPoolExecutor(3) as pool:
+    with engine_of(model, TASK, **sizes) as engine, ThreadPoolExecutor(3) as pool:
         orders = [[CHOSEN, *COMPANY[:6]], [CHOSEN], [CHOSEN, *COMPANY[6:12]]]
         calls = [pool.submit(gather, engine, list(streams(order, first=100))) for order in orders]
         for call in calls:

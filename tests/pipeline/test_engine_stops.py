@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_model import stream
+from fake_model import engine_of, stream
 from fakes import tiny_checkpoint
 from longscan.kernels.checks import Backend
 from longscan.pipeline.classify import Head
@@ -108,7 +108,7 @@ class Place:
         numbers = np.random.default_rng(5)
         head = Head(HeadShape("", 3, None), numbers.normal(size=(3, model.width)), numbers.normal(size=3))
         sizes: dict[str, Any] = {"context_id": CONTEXT, "heads": (head,) * variant.heads} | variant.sizes | more
-        return Engine(
+        return engine_of(
             model,
             variant.task,
             lanes=lanes,

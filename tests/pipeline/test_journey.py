@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from fake_model import CountingModel, document, stream
+from fake_model import CountingModel, document, engine_of, stream
 from longscan.pipeline.config import TaskConfig
 from longscan.pipeline.engine import Engine
 from longscan.pipeline.errors import OutputError
@@ -108,7 +108,7 @@ def tools(engine: Engine, writer: FakeWriter) -> Tools:
 @pytest.fixture
 def engine() -> Iterator[Engine]:
     sizes = {"lanes": 2, "step_tokens": 256, "segment_tokens": 64}
-    with Engine(CountingModel(), TaskConfig("embed"), device="cpu", backend="torch", **sizes) as engine:
+    with engine_of(CountingModel(), TaskConfig("embed"), **sizes) as engine:
         yield engine
 
 

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from collecting import SEGMENT, Collecting, going_on, printed, rows_of, task
-from fake_model import CountingModel, document
+from fake_model import CountingModel, document, engine_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from longscan.pipeline.engine import Engine
 from longscan.pipeline.records import Carry, Cut, DocumentRow, Outcome, Prefix, TokenBlock, TokenStream
 
 TASK = task(window_tokens=192)
@@ -85,7 +84,7 @@ def test_a_longer_document_goes_on_from_what_was_kept_on_a_gpu() -> None:
 def test_few_states_are_in_memory_at_a_time(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight documents come to their ends in one step: each waits until those before it are put away."""
     sizes = {"lanes": 8, "step_tokens": 1024, "segment_tokens": SEGMENT}
-    with Engine(CountingModel(), TASK, device="cpu", backend="torch", **sizes) as engine:
+    with engine_of(CountingModel(), TASK, **sizes) as engine:
         one = sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in engine.carry_layout.values())
     monkeypatch.setattr("longscan.pipeline.engine.KEPT_BYTES", most * one)
     keeper = Collecting()
@@ -98,9 +97,7 @@ def test_nothing_is_copied_for_a_caller_that_keeps_nothing_or_asks_for_nothing()
     keeper = Collecting()
     plain = run((replace(tokens(n, 300), prefix=None) for n in range(3)), keeper)
     assert not keeper.kept
-    with Engine(
-        CountingModel(), TASK, device="cpu", backend="torch", lanes=3, step_tokens=256, segment_tokens=SEGMENT, context_id=3
-    ) as engine:
+    with engine_of(CountingModel(), TASK, lanes=3, step_tokens=256, segment_tokens=SEGMENT, context_id=3) as engine:
         rows = list(engine.process(tokens(n, 300) for n in range(3)))
     assert sum(isinstance(row, DocumentRow) for row in rows) == len(plain)
 
@@ -108,9 +105,7 @@ def test_nothing_is_copied_for_a_caller_that_keeps_nothing_or_asks_for_nothing()
 def test_a_caller_that_leaves_gives_its_states_up() -> None:
     """Documents that are dropped while theirs are copied take no room from those after them."""
     keeper = Collecting()
-    with Engine(
-        CountingModel(), TASK, device="cpu", backend="torch", lanes=3, step_tokens=256, segment_tokens=SEGMENT, context_id=3
-    ) as engine:
+    with engine_of(CountingModel(), TASK, lanes=3, step_tokens=256, segment_tokens=SEGMENT, context_id=3) as engine:
         for _ in range(5):
             outcomes = engine.process((tokens(n, 200) for n in range(6)), Collecting())
             next(outcomes)

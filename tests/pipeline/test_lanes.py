@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fake_model import document
+from fake_model import document, settings_of
 from hypothesis import given
 from hypothesis import strategies as st
 from longscan.kernels.segments import NO_LANE
+from longscan.pipeline.config import TaskConfig
 from longscan.pipeline.lanes import Lanes
 from longscan.pipeline.opened import NO_TOKEN, Caller, OpenDocument, TokenQueue
 from longscan.pipeline.records import TokenBlock
+from longscan.pipeline.slots import Slots
 from longscan.pipeline.steps import Step
 
 FIRST_LANE = 2
@@ -51,7 +53,7 @@ def test_tokens_without_offsets() -> None:
 
 @pytest.fixture
 def lanes() -> Lanes:
-    return Lanes(2, step_tokens=256, segment_tokens=64, first_lane=FIRST_LANE, constant_shape=False)
+    return Lanes(settings_of(TaskConfig("embed"), lanes=2, step_tokens=256, segment_tokens=64), Slots(2))
 
 
 @pytest.fixture

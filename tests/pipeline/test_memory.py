@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from collecting import going_on
-from fake_model import CountingModel, stream
+from fake_model import CountingModel, engine_of, settings_of, stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from longscan.kernels.segments import NO_LANE, Segments
@@ -26,6 +26,7 @@ from longscan.pipeline.memory import is_out_of_memory
 from longscan.pipeline.opened import Caller
 from longscan.pipeline.records import Carry, DocumentRow, Outcome, Reached, TokenBlock, TokenStream
 from longscan.pipeline.resolve import Choice, Sizes
+from longscan.pipeline.slots import Slots
 
 LENGTHS = [1, 900, 64, 1500, 65, 700, 2000, 129, 640, 3, 1100]
 TASK = TaskConfig(
@@ -67,7 +68,7 @@ class ShortModel(CountingModel):
 
 def engine(model: CountingModel, **settings: Any) -> Engine:
     sizes = {"lanes": 8, "step_tokens": 512, "segment_tokens": 64, "context_id": 3} | settings
-    return Engine(model, TASK, device="cpu", backend="torch", **sizes)
+    return engine_of(model, TASK, **sizes)
 
 
 def rows_of(one: Engine, lengths: Collection[int] = LENGTHS) -> dict[int, Any]:
@@ -136,7 +137,7 @@ def test_memory_that_never_comes_ends_the_engine() -> None:
 
 def test_a_step_that_overwrote_what_it_began_from_is_not_run_again() -> None:
     """Where the tables have no spare slots, or too few."""
-    caller, lanes = Caller(), Lanes(2, step_tokens=128, segment_tokens=64, first_lane=NO_LANE, constant_shape=False)
+    caller, lanes = Caller(), Lanes(settings_of(TASK, lanes=2, step_tokens=128, segment_tokens=64), Slots(2, has_context=False))
     opened = lanes.admit(caller, stream(0, [1]).document, None)
     lanes.push(opened, [TokenBlock(np.arange(200, dtype=np.int32))], complete=False)
     first, second = lanes.next_step(), None

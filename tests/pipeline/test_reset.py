@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_model import CountingModel, stream
+from fake_model import CountingModel, engine_of, stream
 from fakes import tiny_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from longscan.kernels.segments import NO_LANE, TILE, Entry, Segments
 from longscan.pipeline.config import EmbeddingConfig, ScoreConfig, TaskConfig
-from longscan.pipeline.engine import Engine
 from longscan.pipeline.model import load_model
 from longscan.pipeline.records import DocumentRow, Outcome, TokensRow, WindowRow
 from longscan.pipeline.schedule import Candidate, plan_step
@@ -39,7 +38,7 @@ def mamba2(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def run(model: Any, documents: dict[int, np.ndarray], asked: TaskConfig, **sizes: Any) -> dict[int, list[Outcome]]:
     sizes = {"lanes": 3, "step_tokens": 1024, "segment_tokens": 64, "context_id": 3} | sizes
     rows: dict[int, list[Outcome]] = {ordinal: [] for ordinal in documents}
-    with Engine(model, asked, device="cpu", backend="torch", **sizes) as engine:
+    with engine_of(model, asked, **sizes) as engine:
         for row in engine.process(stream(ordinal, ids, block=100, num_bytes=len(ids)) for ordinal, ids in documents.items()):
             rows[row.document.ordinal].append(row)  # type: ignore[union-attr]
     return rows

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
-from fake_model import document
+from fake_model import document, settings_of
 from hypothesis import given
 from hypothesis import strategies as st
 from longscan.kernels.pool import Run
@@ -117,7 +117,7 @@ def rows_of(
     ids: np.ndarray, scores: np.ndarray, cuts: Sequence[int], task: TaskConfig, *, context_id: int | None = 0, chars: bool = False
 ) -> list[Outcome]:
     """The rows of one document that goes through in entries of the lengths `cuts`. scores: [n], of each token."""
-    maker = RowMaker(task, segment_tokens=128, context_id=context_id)
+    maker = RowMaker(settings_of(task, lanes=1, step_tokens=128, segment_tokens=128, context_id=context_id))
     carry = HostCarry()
     places = np.arange(len(ids), dtype=np.int64)
     made: list[Outcome] = []
@@ -211,16 +211,16 @@ def test_windows_of_token_ids_have_no_characters() -> None:
 
 def test_a_document_of_no_tokens() -> None:
     both = TaskConfig("embed_score", EmbeddingConfig(pooling=["mean", "last"]))
-    row = RowMaker(both, segment_tokens=128, context_id=0).empty(document(3), 0)
+    row = RowMaker(settings_of(both, lanes=1, step_tokens=128, segment_tokens=128, context_id=0)).empty(document(3), 0)
     assert row.document.ordinal == 3
     assert (row.num_tokens, row.vectors) == (0, {"mean": None, "last": None})
     assert (row.log_likelihood, row.num_scored_tokens, row.num_bytes, row.bits_per_byte) == (0.0, 0, 0, None)
-    row = RowMaker(TaskConfig("embed"), segment_tokens=128, context_id=None).empty(document(3), 0)
+    row = RowMaker(settings_of(TaskConfig("embed"), lanes=1, step_tokens=128, segment_tokens=128)).empty(document(3), 0)
     assert (row.vectors, row.log_likelihood, row.num_scored_tokens, row.num_bytes) == ({"mean": None}, None, None, None)
 
 
 def test_a_vector_out_of_range_is_the_documents_error() -> None:
-    maker = RowMaker(TaskConfig("embed", EmbeddingConfig(dtype="float16")), segment_tokens=128, context_id=None)
+    maker = RowMaker(settings_of(TaskConfig("embed", EmbeddingConfig(dtype="float16")), lanes=1, step_tokens=128, segment_tokens=128))
     result = EntryResult(vectors={"mean": np.array([1.0, np.inf], dtype=np.float16)})
     taken = Taken(np.zeros(1, dtype=np.int32), -1)
     with pytest.raises(DocumentError, match="float16"):
