@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from longscan.pipeline.arrays import binaries, flags, numbers, of_numpy, strings
 from longscan.pipeline.config import TaskConfig
 from longscan.pipeline.records import DocumentRow, ErrorRow, Outcome, PositionRow, StateRow, TokensRow, Vector, WindowRow
 from longscan.pipeline.schemas import ERRORS_SCHEMA, STATES_SCHEMA, TOKENS_SCHEMA, HeadShape, embedding_columns
@@ -18,8 +19,8 @@ ROW_BYTES = 64
 def documents_batch(rows: Sequence[DocumentRow], task: TaskConfig, schema: pa.Schema, heads: Sequence[HeadShape] = ()) -> pa.RecordBatch:
     """A batch of `documents_schema`."""
     columns: dict[str, Any] = {
-        "doc_id": pa.array([row.document.doc_id for row in rows], pa.string()),
-        "num_tokens": pa.array([row.num_tokens for row in rows], pa.int64()),
+        "doc_id": strings([row.document.doc_id for row in rows]),
+        "num_tokens": numbers([row.num_tokens for row in rows], pa.int64()),
     }
     if rows and rows[0].document.passthrough.num_columns:
         passed = pa.concat_batches([row.document.passthrough for row in rows])
@@ -29,46 +30,47 @@ def documents_batch(rows: Sequence[DocumentRow], task: TaskConfig, schema: pa.Sc
         columns |= _logits(rows, heads)
     if task.scores:
         for name in ("log_likelihood", "num_scored_tokens", "num_bytes", "bits_per_byte"):
-            columns[name] = pa.array([getattr(row, name) for row in rows], schema.field(name).type)
+            columns[name] = numbers([getattr(row, name) for row in rows], schema.field(name).type)
     for name in ("state_norm_max", "state_norm_mean") if task.state_norm else ():
-        columns[name] = pa.array([getattr(row, name) for row in rows], pa.float64())
+        columns[name] = numbers([getattr(row, name) for row in rows], pa.float64())
     if "continued_at" in schema.names:
-        columns["continued_at"] = pa.array([row.continued_at for row in rows], pa.int64())
+        columns["continued_at"] = numbers([row.continued_at for row in rows], pa.int64())
     return _batch(columns, schema)
 
 
 def states_batch(rows: Sequence[StateRow]) -> pa.RecordBatch:
     """A batch of STATES_SCHEMA."""
-    columns: dict[str, Any] = {"doc_id": pa.array([row.document.doc_id for row in rows], pa.string())}
-    for name in ("position", "prefix_length", "prefix_sha256"):
-        columns[name] = pa.array([getattr(row, name) for row in rows], STATES_SCHEMA.field(name).type)
-    columns["state"] = pa.array([row.state.data for row in rows], pa.large_binary())
+    columns: dict[str, Any] = {"doc_id": strings([row.document.doc_id for row in rows])}
+    columns["prefix_sha256"] = strings([row.prefix_sha256 for row in rows])
+    for name in ("position", "prefix_length"):
+        columns[name] = numbers([getattr(row, name) for row in rows], pa.int64())
+    columns["state"] = binaries([row.state.data for row in rows])
     return _batch(columns, STATES_SCHEMA)
 
 
 def windows_batch(rows: Sequence[WindowRow], task: TaskConfig, schema: pa.Schema) -> pa.RecordBatch:
     """A batch of `windows_schema`."""
-    columns: dict[str, Any] = {"doc_id": pa.array([row.document.doc_id for row in rows], pa.string())}
+    columns: dict[str, Any] = {"doc_id": strings([row.document.doc_id for row in rows])}
     for name in ("window_index", "token_start", "token_end", "char_start", "char_end"):
-        columns[name] = pa.array([getattr(row, name) for row in rows], pa.int64())
+        columns[name] = numbers([getattr(row, name) for row in rows], pa.int64())
     if "context_start" in schema.names:
-        columns["context_start"] = pa.array([row.context_start for row in rows], pa.int64())
+        columns["context_start"] = numbers([row.context_start for row in rows], pa.int64())
     columns |= _vectors(rows, task, schema)
     if "log_likelihood" in schema.names:
-        columns["log_likelihood"] = pa.array([row.log_likelihood for row in rows], pa.float64())
+        columns["log_likelihood"] = numbers([row.log_likelihood for row in rows], pa.float64())
     return _batch(columns, schema)
 
 
 def tokens_batch(rows: Sequence[TokensRow]) -> pa.RecordBatch:
     """A batch of TOKENS_SCHEMA; a NaN in `logprobs` becomes null."""
-    offsets = pa.array(np.cumsum([0, *(len(row.token_ids) for row in rows)]), pa.int32())
+    offsets = of_numpy(np.cumsum([0, *(len(row.token_ids) for row in rows)]).astype(np.int32), pa.int32())
     ids = np.concatenate([row.token_ids for row in rows]) if rows else np.empty(0, np.int32)
     logprobs = np.concatenate([row.logprobs for row in rows]) if rows else np.empty(0, np.float32)
     columns = {
-        "doc_id": pa.array([row.document.doc_id for row in rows], pa.string()),
-        "token_start": pa.array([row.token_start for row in rows], pa.int64()),
-        "token_ids": pa.ListArray.from_arrays(offsets, pa.array(ids, pa.int32())),
-        "logprobs": pa.ListArray.from_arrays(offsets, pa.array(logprobs, pa.float32(), mask=np.isnan(logprobs))),
+        "doc_id": strings([row.document.doc_id for row in rows]),
+        "token_start": numbers([row.token_start for row in rows], pa.int64()),
+        "token_ids": pa.ListArray.from_arrays(offsets, of_numpy(ids, pa.int32())),
+        "logprobs": pa.ListArray.from_arrays(offsets, of_numpy(logprobs, pa.float32(), ~np.isnan(logprobs))),
     }
     return _batch(columns, TOKENS_SCHEMA)
 
@@ -77,10 +79,10 @@ def positions_batch(rows: Sequence[PositionRow], schema: pa.Schema, heads: Seque
     """A batch of `positions_schema`."""
     places = [row.document.positions[row.index] for row in rows if row.document.positions is not None]
     columns: dict[str, Any] = {
-        "doc_id": pa.array([row.document.doc_id for row in rows], pa.string()),
-        "position_index": pa.array([row.index for row in rows], pa.int64()),
-        "position": pa.array(places, pa.int64()),
-        "token": pa.array([row.token for row in rows], pa.int64()),
+        "doc_id": strings([row.document.doc_id for row in rows]),
+        "position_index": numbers([row.index for row in rows], pa.int64()),
+        "position": numbers(places, pa.int64()),
+        "token": numbers([row.token for row in rows], pa.int64()),
     }
     return _batch(columns | _logits(rows, heads), schema)
 
@@ -95,18 +97,18 @@ def _logits(rows: Sequence[DocumentRow] | Sequence[PositionRow], heads: Sequence
         if head.size > 1:
             names = head.labels or tuple(map(str, range(head.size)))
             best = [None if head.name not in of else names[int(np.argmax(of[head.name]))] for of in found]
-            columns[label] = pa.array(best, pa.string())
+            columns[label] = strings(best)
     return columns
 
 
 def errors_batch(rows: Sequence[ErrorRow]) -> pa.RecordBatch:
     """A batch of ERRORS_SCHEMA."""
     columns = {
-        "doc_id": pa.array([None if row.doc_id is None else _encodable(row.doc_id) for row in rows], pa.string()),
-        "row": pa.array([row.row for row in rows], pa.int64()),
+        "doc_id": strings([None if row.doc_id is None else _encodable(row.doc_id) for row in rows]),
+        "row": numbers([row.row for row in rows], pa.int64()),
     }
     for name in ("file", "stage", "error", "message"):
-        columns[name] = pa.array([_encodable(getattr(row, name)) for row in rows], pa.string())
+        columns[name] = strings([_encodable(getattr(row, name)) for row in rows])
     return _batch(columns, ERRORS_SCHEMA)
 
 
@@ -145,7 +147,7 @@ def _vector_array(vectors: Sequence[Mapping[str, Vector | None]], pooling: str, 
     values = pa.Array.from_buffers(
         kind.value_type, len(there) * len(nothing), [None, pa.py_buffer(b"".join([vector.data for vector in there]))]
     )
-    return pa.FixedSizeListArray.from_arrays(values, type=kind, mask=pa.array(missing))
+    return pa.FixedSizeListArray.from_arrays(values, type=kind, mask=flags(missing))
 
 
 def _batch(columns: Mapping[str, pa.Array], schema: pa.Schema) -> pa.RecordBatch:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from longscan.pipeline.arrays import strings, to_numpy
 from longscan.pipeline.columns import STRING_OF, STRINGS, Columns
 from longscan.pipeline.records import Ids
 
@@ -138,7 +139,7 @@ def _token_ids(column: pa.Array) -> Callable[[int], Ids]:
         items = value.values
         if items.null_count:
             raise Bad("InvalidTokenIds", f"expected token ids, found {items.null_count} nulls among them")
-        numbers = items.to_numpy(zero_copy_only=True) if len(items) else np.empty(0, np.int32)
+        numbers = to_numpy(items)
         for extreme in (int(numbers.min()), int(numbers.max())) if len(numbers) else ():
             if not 0 <= extreme <= MAX_ID:
                 raise Bad("InvalidTokenIds", f"expected token ids from 0 to {MAX_ID}, found {extreme}")
@@ -154,7 +155,7 @@ def _positions(column: pa.Array) -> Callable[[int], npt.NDArray[np.int64]]:
         value = column[i]
         if not value.is_valid or value.values.null_count:
             raise Bad("NullPositions", "expected a list of positions, found null" + (" among them" if value.is_valid else ""))
-        numbers: npt.NDArray[np.int64] = np.array(value.values, dtype=np.int64)
+        numbers = to_numpy(value.values).astype(np.int64)
         wrong = np.flatnonzero(np.diff(numbers, prepend=0) < 0)
         if len(wrong):
             raise Bad("InvalidPositions", f"expected positions from 0 up, ascending, found {numbers[wrong[0]]} at index {wrong[0]}")
@@ -167,7 +168,7 @@ def _ids(column: pa.Array) -> Callable[[int], str]:
     """A function from a row to its id as a string; raises Bad where it is null, not UTF-8 or longer than any id."""
     column = _as_strings(column)
     if pa.types.is_fixed_size_binary(column.type):
-        column = pa.array([_hex(value.as_py()) for value in column], pa.string())
+        column = strings([_hex(value.as_py()) for value in column])
     elif column.type not in STRINGS:
         column = pc.cast(column, pa.string())
     all_valid = _valid(column)

@@ -121,7 +121,7 @@ class OrderedTable:
         ordinals = sorted(self._rows)
         sizes = [self._rows[ordinal][1] for ordinal in ordinals]
         due = sum(ordinal < frontier for ordinal in ordinals)
-        batch = self._convert([self._rows[ordinal][0] for ordinal in ordinals]) if ordinals else self.file.schema.empty_table()
+        batch = self._convert([self._rows[ordinal][0] for ordinal in ordinals]) if ordinals else pa.Table.from_batches([], self.file.schema)
         self._rows, self._bytes = {}, 0
         places = {ordinal: _Place(batch, i, sizes[i]) for i, ordinal in enumerate(ordinals[:due])}
         for ordinal in [ordinal for ordinal in self._spooled if ordinal < frontier]:
