@@ -16,12 +16,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import TracebackType
 
 from longscan.pipeline.errors import OutputError
 from longscan.pipeline.gate import gate
 from longscan.pipeline.ledger import RUN
+from longscan.pipeline.processes import identity, machine_of
 from longscan.pipeline.storage import Location, atomic_write, children, create_exclusive, overwrite, read_bytes, remove
 
 BEAT_S = 15.0
@@ -64,7 +64,7 @@ class RunLock:
         self._output = output
         self._folder = output / RUN / "lock"
         self._beat_s, self._stale_s, self._clock, self._sleep = beat_s, stale_s, clock, sleep
-        self._owner = Owner(secrets.token_hex(8), socket.gethostname(), os.getpid(), _process(os.getpid()))
+        self._owner = Owner(secrets.token_hex(8), socket.gethostname(), os.getpid(), identity(os.getpid()))
         self._lost = threading.Event()
         self._done = threading.Event()
         _held.add(self._owner.token)  # before anybody can see it
@@ -134,9 +134,9 @@ class RunLock:
     def _is_free(self, number: int, owner: Owner) -> bool:
         if owner.released:
             return True
-        here = owner.host == self._owner.host and _machine(owner.process) == _machine(self._owner.process)
+        here = owner.host == self._owner.host and machine_of(owner.process) == machine_of(self._owner.process)
         if here:
-            process = _process(owner.pid)
+            process = identity(owner.pid)
             given_up = process == self._owner.process and owner.token not in _held  # by this process, on a disk that kept it from saying so
             dead = process != owner.process or given_up
         else:
@@ -187,31 +187,3 @@ class RunLock:
 
 def _spelled(owner: Owner) -> bytes:
     return json.dumps(vars(owner)).encode()
-
-
-def _process(pid: int) -> str:
-    """`<boot>/<pid namespace>/<start>` of a process that lives; `<boot>/<pid namespace>/` of one that does not. Linux; else coarser."""
-    try:
-        machine = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return f"//{pid}" if _lives(pid) else "//"
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return f"{machine}/"
-    state, started = fields[0], fields[19]
-    return f"{machine}/" if state in "ZX" else f"{machine}/{started}"
-
-
-def _machine(process: str) -> str:
-    return process.rpartition("/")[0]
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True

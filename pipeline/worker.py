@@ -19,7 +19,8 @@ from longscan.pipeline.journey import process_shard
 from longscan.pipeline.ledger import NOTHING, Late, attempts, begin_attempt, end_attempt, losses, report_of
 from longscan.pipeline.leftover import leftover
 from longscan.pipeline.shards import Shard
-from longscan.pipeline.suspects import History, Turns, Unfit, process_carefully
+from longscan.pipeline.suspects import History, Unfit, process_carefully
+from longscan.pipeline.turns import Turns
 from longscan.pipeline.watchdog import Watchdog
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from longscan.pipeline.ledger import Loss, begin_attempt, end_attempt, losses, note_rows
 from longscan.pipeline.storage import locate
-from longscan.pipeline.suspects import SINGLY, History, Turns
+from longscan.pipeline.suspects import SINGLY, History
+from longscan.pipeline.turns import Turns
 from starts import DIE, Starts
 from tiny_jobs import rows, texts, words, write_input
 
