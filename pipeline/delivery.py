@@ -47,7 +47,7 @@ def tell(e: StepEntry, result: EntryResult, maker: RowMaker) -> Told:
     if not finished and document.caller.keeper is not None:
         news.append(Reached(document.document.ordinal, document.carry.position))
     if not finished and e.at_risk:
-        news.append(_carry(document, e.taken.cut, partial(_given, result.tensors), e.at_risk))
+        news.append(_carry(document, e.taken.cut, partial(_given, result.after), e.at_risk))
     return Told(e, news, finished)
 
 

@@ -84,9 +84,11 @@ class Engine:
         self._maker = RowMaker(settings)
         self._on_tokens = on_tokens or (lambda _: None)
         # Re-entrant: a caller's generator may be closed by the garbage collector, in whatever thread it runs.
-        lock = threading.RLock()
-        self._work, self._news = threading.Condition(lock), threading.Condition(lock)
-        self._lock = lock
+        self._lock = threading.RLock()
+        self._work = threading.Condition(self._lock)
+        """What the engine's thread waits for."""
+        self._news = threading.Condition(self._lock)
+        """What callers wait for."""
         self._callers: set[Caller] = set()
         self._delivered = 0
         """Tokens of the steps whose results are in."""

@@ -46,7 +46,7 @@ class Forward:
         self.model_state, self.pool_state = self._new_tables()
         hidden = [self._prefill(ids, slot) for ids, slot in zip(settings.contexts, self.slots.of_contexts, strict=True)]
         self._context_hidden = hidden[0][-1:].repeat(TILE, 1) if self.slots.has_context else None
-        self._contexts = [part.double().cpu().numpy() for part in hidden] if self.task.embedding.include_prompt is True else []
+        self._pooled_contexts = [part.double().cpu().numpy() for part in hidden] if self.task.embedding.include_prompt is True else []
         self._scores_first = scores_first_token(self.task, settings.context_id)
 
     def _new_tables(self) -> tuple[Any, PoolState | None]:
@@ -108,7 +108,7 @@ class Forward:
         for e in step.entries:
             if e.load is not None:
                 self._put_back(e.entry.lane_in, e.load)
-        kept = {i: self.copy_lane(e.entry.lane_in) for i, e in enumerate(step.entries) if e.kept is not None}
+        before = {i: self.copy_lane(e.entry.lane_in) for i, e in enumerate(step.entries) if e.kept is not None}
         hidden_TD, self.model_state = self.model.step(ids_T, afresh, self.model_state)
         pooled = PoolOutput({}, {}) if self.pool_state is None else self._pool(hidden_TD, segments, self.pool_state)
         documents = {pooling: self._to_host(vectors) for pooling, vectors in pooled.documents.items()}
@@ -118,7 +118,7 @@ class Forward:
         first_logprobs = self._first_logprobs(step, firsts)
         ended = [e.entry.lane_out for e in step.entries if e.entry.ends] if self.task.state_norm else []
         norms = [self._to_host(self.model.state_norms(self.model_state, lane)) for lane in ended]
-        carries = {i: self.copy_lane(e.entry.lane_out) for i, e in enumerate(step.entries) if e.at_risk}
+        after = {i: self.copy_lane(e.entry.lane_out) for i, e in enumerate(step.entries) if e.at_risk}
         picks, picked = self._pick(step, hidden_TD)
         done = self._mark()  # behind all that is read when it has passed
         if done is None:
@@ -134,8 +134,8 @@ class Forward:
             documents=documents,
             replaced=[e.document.carry.replaced for e in step.entries if e.entry.ends],
             windows=windows,
-            carries=carries,
-            kept=kept,
+            before=before,
+            after=after,
             begun=begun,
             done=done,
         )
@@ -170,7 +170,7 @@ class Forward:
                 launched.done.synchronize()
             self.meter.add(DEVICE, wall=launched.begun.elapsed_time(launched.done) / 1e3)
         with self.meter("rows"):
-            return cut(launched, self.task, self._contexts)
+            return cut(launched, self.task, self._pooled_contexts)
 
     def lane(self, lane: int) -> dict[str, torch.Tensor]:
         """Views of all that the tables hold for one lane, by name: the device's part of its document's carry."""

@@ -124,13 +124,16 @@ class OpenDocument:
     document: Document
     """Without its text or token ids: those live only as long as there is something to cut."""
     num_bytes: int | None
+    """Of the text in UTF-8."""
     place: Candidate
+    """Where it is in the schedule."""
     tokens: TokenQueue = field(default_factory=TokenQueue)
     carry: HostCarry = field(default_factory=HostCarry)
+    """What it carries on the host, as far as its results are in: behind its place by the steps that are on the device."""
     saved: int = 0
     """Position of the newest carry that was made."""
     load: Mapping[str, torch.Tensor] | None = None
-    """The device's part of the carry that it goes on from, until its first entry here."""
+    """The device's part of the carry that it goes on from, or of what its lane held when it was set aside; until its next entry."""
     gone: bool = False
     """Failed, or given up by its caller: results still on their way are dropped."""
     complete: bool = False

@@ -44,15 +44,19 @@ class Launched:
     norms: list[torch.Tensor]
     """As `state_norms` gives them, for each entry that ends its document."""
     documents: dict[str, torch.Tensor]
+    """Pooling -> [W, D], of the documents that end."""
     replaced: list[int]
     """Tokens at the prompt's end that these documents replace."""
     windows: dict[str, torch.Tensor]
-    carries: dict[int, dict[str, torch.Tensor]]
-    """Entry -> what its lane holds after the step, for those wanted."""
-    kept: dict[int, dict[str, torch.Tensor]]
-    """Entry -> what its lane held before the step, for those wanted."""
+    """Pooling -> [W, D], of the windows that close."""
+    before: dict[int, dict[str, torch.Tensor]]
+    """Entry -> what its lane held before the step, for those that are to be kept."""
+    after: dict[int, dict[str, torch.Tensor]]
+    """Entry -> what its lane holds after the step, for those wanted as carries."""
     begun: Mark | None
+    """Before all that the step queues; None where a call returns when the device is done."""
     done: Mark | None
+    """Behind all of it."""
 
 
 @dataclass(slots=True)
@@ -75,10 +79,10 @@ class EntryResult:
     """[R, D]: hidden states there, but for places before all tokens."""
     state_norms: npt.NDArray[np.float64] | None = None
     """[layers, ...]: norms of the parts of the final state, for an entry that ends its document, where they are asked for."""
-    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """What the entry's lane holds after it, where that is wanted as a carry."""
     before: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """What it held before it, where that is to be kept."""
+    """What the entry's lane held before it, where that is to be kept."""
+    after: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """What it holds after it, where that is wanted as a carry."""
 
 
 def cut(launched: Launched, task: TaskConfig, contexts: Sequence[npt.NDArray[np.float64]]) -> list[EntryResult]:
@@ -108,8 +112,8 @@ def cut(launched: Launched, task: TaskConfig, contexts: Sequence[npt.NDArray[np.
             picks=picks[i],
             picked=picked[i],
             state_norms=next(norms).numpy() if entry.ends and launched.norms else None,
-            tensors=launched.carries.get(i, {}),
-            before=launched.kept.get(i, {}),
+            before=launched.before.get(i, {}),
+            after=launched.after.get(i, {}),
         )
         for i, entry in enumerate(segments.entries)
     ]

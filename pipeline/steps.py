@@ -28,7 +28,7 @@ class StepEntry:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step that is booked and not yet run."""
+    """A step that is booked: its tokens are taken, and its documents are where they will be behind it."""
 
     entries: tuple[StepEntry, ...]
     num_tiles: int
