@@ -36,6 +36,7 @@ def state_facts(facts: Mapping[str, Any]) -> Facts:
         "model": {name: model[name] for name in ("content", "dtype", "decay_scale", "context_id", "prompt_ids")},
         "tokenizer": None if tokenizer is None else {name: value for name, value in tokenizer.items() if name != "commit"},
         "task": settings,
+        "device": facts["device"],
         "engine": {name: engine[name] for name in ("backend", "segment_tokens", "reset_tokens", "span_tiles")},
         "versions": facts["versions"],
     }

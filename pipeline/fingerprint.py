@@ -22,8 +22,7 @@ def run_facts(
     files: Sequence[SourceFile],
     *,
     model: Mapping[str, Any],
-    backend: str,
-    span_tiles: int | None,
+    on: tuple[str, str, int | None],
     versions: Mapping[str, Any],
     states: str | None = None,
 ) -> Facts:
@@ -31,12 +30,14 @@ def run_facts(
 
     config: with every "auto" that changes results replaced by what it stands for.
     model: hash of the model's content, of its tokenizer, and what else names them; never a path that may hold secrets.
-    backend: the implementation of the operators that runs; span_tiles: the form of its scan.
+    on: what the last bits come of: the device's kind (cuda or cpu), the implementation of the operators, and the tiles of its
+    scan's spans.
     versions: of longscan, of tuning tables and the like.
     states: fingerprint of the run whose states it goes on from.
 
     Files count by name, size and version: moving a whole input elsewhere changes nothing.
     """
+    device, backend, span_tiles = on
     task: Facts = {"name": config.task.name, "state_norm": config.task.state_norm}
     if config.task.embeds:
         task["embedding"] = asdict(config.task.embedding)
@@ -61,6 +62,7 @@ def run_facts(
             "passthrough": list(config.input.passthrough),
         },
         "task": task,
+        "device": device,
         "engine": {
             "backend": backend,
             "segment_tokens": config.engine.segment_tokens,

@@ -36,6 +36,8 @@ class Plan:
     passthrough: pa.Schema = NO_COLUMNS
     sizes: Mapping[str, Any] = field(default_factory=dict)
     """Lanes, step and the like: made from the device at the first start, JSON values."""
+    device: str = ""
+    """Its name: another of the same kind may differ from it in the last bits. Empty where none is known."""
 
     @property
     def num_rows(self) -> int:
@@ -69,7 +71,13 @@ class Plan:
             for shard in self.shards
         ]
         schema = base64.b64encode(self.passthrough.serialize()).decode()
-        content = {"format": FORMAT, "shard_tokens": self.shard_tokens, "sizes": dict(self.sizes), "passthrough": schema}
+        content = {
+            "format": FORMAT,
+            "shard_tokens": self.shard_tokens,
+            "sizes": dict(self.sizes),
+            "passthrough": schema,
+            "device": self.device,
+        }
         return json.dumps({**content, "files": rows, "shards": shards}, separators=(",", ":"))
 
     @classmethod
@@ -89,7 +97,7 @@ class Plan:
                 for index, (tokens, pieces) in enumerate(content["shards"])
             )
             schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(content["passthrough"])))
-            return cls(shards, content["shard_tokens"], schema, content["sizes"])
+            return cls(shards, content["shard_tokens"], schema, content["sizes"], content.get("device", ""))
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise OutputError(
                 f"the run's plan cannot be read back: {type(error).__name__}: {error}; start anew with output.overwrite=true"
@@ -113,6 +121,7 @@ def make_plan(
     limit: int | None = None,
     passthrough: pa.Schema = NO_COLUMNS,
     sizes: Mapping[str, Any] | None = None,
+    device: str = "",
     bytes_per_token: int = BYTES_PER_TOKEN,
 ) -> Plan:
     """Cut the scanned `files` into shards of about `shard_tokens` tokens, at most MAX_SHARDS of them.
@@ -134,7 +143,7 @@ def make_plan(
         Shard(index, len(groups), tuple(unit.piece for unit in group), sum(unit.tokens for unit in group))
         for index, group in enumerate(groups)
     )
-    return Plan(shards, shard_tokens, passthrough, dict(sizes or {}))
+    return Plan(shards, shard_tokens, passthrough, dict(sizes or {}), device)
 
 
 def _units(files: Sequence[SourceFile], shard_tokens: int, limit: int | None, bytes_per_token: int) -> Iterator[_Unit]:

@@ -10,7 +10,9 @@ import importlib.util
 import logging
 import os
 import platform
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,6 +67,7 @@ class Choice:
     folder: str
     """The model's, on this machine."""
     device: str
+    """Its kind: cuda or cpu."""
     backend: Backend
     dtype: str
     context_id: int | None
@@ -125,7 +128,15 @@ def look_at_device(use_gpu: bool) -> Device:
         has_tile = importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.tile") is not None
         capability = torch.cuda.get_device_capability(0)
         return Device("cuda", found.name, int(found.total_memory), capability, has_tile, int(found.multi_processor_count))
-    return Device("cpu", platform.machine(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return Device("cpu", _cpu_name(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _cpu_name(about: str = "/proc/cpuinfo") -> str:
+    """The processor's model, where the system tells it, and the vector instructions that torch uses: what its last bits come of."""
+    found = None
+    with suppress(OSError), open(about, encoding="utf-8", errors="replace") as file:
+        found = re.search(r"^model name\s*: *(\S.*?) *$", file.read(), re.MULTILINE)
+    return f"{found[1] if found else platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def choose(config: JobConfig, folder: str, geometry: Mamba2Geometry, tokenizer: TextTokenizer | None, device: Device) -> Choice:

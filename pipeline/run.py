@@ -58,6 +58,8 @@ class Prepared:
     scan: Scan
     geometry: Mamba2Geometry
     choice: Choice
+    device: str
+    """The name of what it was chosen for."""
     sizes: Sizes
     facts: Mapping[str, Any]
     workers: Workers
@@ -130,11 +132,12 @@ def prepare(config: JobConfig) -> Prepared:
     versions = {"longscan": version("longscan"), **({"tuning": tuning.version()} if choice.backend == "cutile" else {})}
     model_of = model_facts(config, choice, tokenizer)
     states = None if earlier is None else fingerprint(earlier)
-    facts = run_facts(settled, scanned.files, model=model_of, backend=choice.backend, span_tiles=spans, versions=versions, states=states)
+    on = (choice.device, choice.backend, spans)
+    facts = run_facts(settled, scanned.files, model=model_of, on=on, versions=versions, states=states)
     if earlier is not None:
         check_bound(earlier, facts)
     sizes = choose_sizes(config, geometry, device, tokens, workers.most, choice.context_slots)
-    return Prepared(config, scanned, geometry, choice, sizes, facts, workers)
+    return Prepared(config, scanned, geometry, choice, device.name, sizes, facts, workers)
 
 
 def _settle_cluster(config: JobConfig, tokens: int) -> tuple[JobConfig, Workers]:
@@ -160,6 +163,7 @@ def _plan(prepared: Prepared) -> Plan:
         limit=prepared.config.limit,
         passthrough=prepared.scan.passthrough,
         sizes=asdict(prepared.sizes),
+        device=prepared.device,
     )
 
 
@@ -178,6 +182,9 @@ def _work(prepared: Prepared, output: RunFolder, build: EngineBuilder | None) ->
     config = prepared.config
     if output.started:
         plan = output.plan(prepared.scan.files)
+        if plan.device and plan.device != prepared.device:
+            told = "this run began on %s and goes on on %s: what is new may differ in the last bits from what one of them alone would write"
+            log.warning(told, plan.device, prepared.device)
     else:
         plan = _plan(prepared)
         output.start(plan)

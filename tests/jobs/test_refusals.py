@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fakes import tiny_checkpoint
 from longscan.jobs.run import main
+from longscan.pipeline import run
 from longscan.pipeline.lock import RunLock
+from longscan.pipeline.resolve import Device, look_at_device
 from longscan.pipeline.storage import locate
 from tiny_jobs import rows, snapshot, success, texts, unfinish, words, write_input
 
@@ -84,6 +87,30 @@ def test_a_model_without_a_head_has_no_scores(source: Path, tmp_path: Path, caps
     said = refused(words(headless, source, tmp_path / "out", "task=score"), capsys)
     assert "task=score needs a model with an output projection" in said
     assert not (tmp_path / "out").exists()
+
+
+class TestAnotherDevice:
+    """Its last bits are others: of another kind a run is refused, of another model it is told."""
+
+    @pytest.fixture
+    def job(self, model: Path, source: Path, tmp_path: Path) -> list[str]:
+        more = ("engine.backend=torch", "model.dtype=float32", "engine.lanes=4", "output.shard_tokens=100")
+        job = words(model, source, tmp_path / "out", *more)
+        assert main(job) == 0
+        unfinish(tmp_path / "out", 1)
+        return job
+
+    def test_of_the_same_kind(self, job: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        here = look_at_device(use_gpu=False)
+        assert "goes on on" not in capsys.readouterr().err
+        monkeypatch.setattr(run, "look_at_device", lambda _: replace(here, name="another CPU"))
+        assert main(job) == 0
+        assert f"this run began on {here.name} and goes on on another CPU: what is new may differ" in capsys.readouterr().err
+
+    def test_of_another_kind(self, job: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        monkeypatch.setattr(run, "look_at_device", lambda _: Device("cuda", "a GPU", 1 << 34, (9, 0)))
+        assert main(job) == 2
+        assert '  device: "cpu" -> "cuda"\n' in capsys.readouterr().err
 
 
 class TestWhatARunSaysOfItself:

@@ -97,6 +97,8 @@ def test_a_plan_reads_back_as_it_was(files: list[SourceFile], shard_tokens: int,
     plan = make_plan(files, shard_tokens=shard_tokens, limit=limit, passthrough=schema, sizes={"lanes": 8, "step_tokens": 65536})
     text = plan.to_json()
     assert Plan.from_json(text, files) == plan
+    on = replace(plan, device="a CPU")
+    assert Plan.from_json(on.to_json(), files) == on
     assert "s3cr3t" not in text
 
 
@@ -275,7 +277,7 @@ FILES = [SourceFile("/in/x.parquet", "x.parquet", 10, "mtime_ns:1", ()), SourceF
 
 
 def facts(config: JobConfig | None = None, files: list[SourceFile] = FILES, **more: Any) -> dict[str, Any]:
-    given = {"model": {"hash": "abc", "tokenizer": "def"}, "backend": "torch", "span_tiles": None, "versions": {"longscan": "0.1.0"}} | more
+    given = {"model": {"hash": "abc", "tokenizer": "def"}, "on": ("cpu", "torch", None), "versions": {"longscan": "0.1.0"}} | more
     return run_facts(config or JobConfig(), files, **given)
 
 
@@ -321,6 +323,19 @@ def test_every_key_that_changes_results_changes_the_fingerprint_and_is_named(key
     assert explain_difference(old, new) == [line]
 
 
+@pytest.mark.parametrize(
+    ("on", "line"),
+    [
+        (("cuda", "torch", None), 'device: "cpu" -> "cuda"'),
+        (("cpu", "cutile", None), 'engine.backend: "torch" -> "cutile"'),
+        (("cpu", "torch", 8), "engine.span_tiles: null -> 8"),
+    ],
+)
+def test_what_a_run_computes_on_is_in_the_fingerprint(on: tuple[str, str, int | None], line: str) -> None:
+    assert fingerprint(facts()) != fingerprint(facts(on=on))
+    assert explain_difference(facts(), facts(on=on)) == [line]
+
+
 @pytest.mark.parametrize("key", ["output.overwrite", "cluster.mode", "dry_run", "max_errors", "engine.lanes", "engine.checkpoint_tokens"])
 def test_keys_that_change_no_result_are_not_in_it(key: str) -> None:
     assert facts(changed(key, "else")) == facts(changed("seed", 0))
@@ -340,7 +355,7 @@ def test_only_the_parts_of_the_task_that_is_done_count() -> None:
 
 
 def test_what_changed_of_model_backend_and_versions() -> None:
-    new = facts(model={"hash": "xyz", "tokenizer": "def"}, backend="cutile", versions={"longscan": "0.1.0", "ssd.tuning": "3"})
+    new = facts(model={"hash": "xyz", "tokenizer": "def"}, on=("cpu", "cutile", None), versions={"longscan": "0.1.0", "ssd.tuning": "3"})
     assert explain_difference(facts(), new) == [
         'engine.backend: "torch" -> "cutile"',
         'model.hash: "abc" -> "xyz"',

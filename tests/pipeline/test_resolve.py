@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import platform
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fakes import tiny_checkpoint
 from longscan.kernels.segments import TILE
 from longscan.pipeline.config import JobConfig
@@ -19,6 +21,7 @@ from longscan.pipeline.resolve import (
     MAX_LANES,
     Choice,
     Device,
+    _cpu_name,
     choose,
     choose_sizes,
     choose_spans,
@@ -194,6 +197,16 @@ def test_this_machine() -> None:
     assert device.kind == "cpu"
     assert device.num_bytes > GB / 2
     assert device.capability is None
+
+
+@pytest.mark.parametrize(
+    ("about", "name"),
+    [("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz \nflags\t: x\nmodel name\t: Else\n", "Some CPU @ 2 GHz"), ("", platform.machine())],
+)
+def test_the_name_of_a_cpu(about: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(about)
+    assert _cpu_name(str(tmp_path / "cpuinfo")) == f"{name}, {torch.backends.cpu.get_cpu_capability()}"
+    assert _cpu_name(str(tmp_path / "gone")).startswith(platform.machine())
 
 
 def test_facts_say_the_content_and_never_the_place(folder: Path, geometry: Mamba2Geometry) -> None:
