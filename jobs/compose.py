@@ -157,8 +157,19 @@ def explain(error: Exception) -> str:
     if in_file is not None and len(lines) > 1:
         text = f"{lines[1]} in {in_file[1]}.yaml"
         full = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), None)
-    near = difflib.get_close_matches(str(full), all_keys(), n=1, cutoff=0.5) if full and full not in all_keys() else []
-    return (f"{full}: " if full else "") + text + (f"; did you mean {near[0]}?" if near else "")
+    if full and re.match(r"Key '[^']*' not in '", text):
+        text = "no such key" + text.partition("Config'")[2]
+    near = near_keys(str(full)) if full else []
+    return (f"{full}: " if full else "") + text + (f"; did you mean {' or '.join(near)}?" if near else "")
+
+
+def near_keys(key: str) -> list[str]:
+    """Keys that `key`, which is none, may have been meant as: those of the same last name, else the one that is spelled most alike."""
+    keys = all_keys()
+    if key in keys:
+        return []
+    last = key.rpartition(".")[2]
+    return [known for known in keys if known.rpartition(".")[2] == last] or difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
 
 
 def _no_such_file(lines: Sequence[str]) -> str:
@@ -170,6 +181,8 @@ def _no_such_file(lines: Sequence[str]) -> str:
         return f"--config-name: found no {wanted[2]}.yaml, neither in longscan's own YAML files nor in --config-dir"
     group, _, option = wanted[1].rpartition("/")
     options = [line for line in lines[1:] if line != "base" and re.fullmatch(r"[\w-]+", line)]
+    if f"{group}.path" in AS_TYPED:
+        return f"{group}={option}: {group} is no key by itself; did you mean {group}.path={option}?"
     near = difflib.get_close_matches(option, options, n=1, cutoff=0.5)
     return f"{group}={option}: expected one of {', '.join(options)}" + (f"; did you mean {group}={near[0]}?" if near else "")
 

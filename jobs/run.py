@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import signal
 import sys
 import warnings
@@ -18,8 +19,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
-from longscan.jobs.compose import compose_job, spelled_keys
+from longscan.jobs.compose import all_keys, compose_job, near_keys, spelled_keys
 from longscan.pipeline.config import DEMO, JobConfig
 from longscan.pipeline.console import shown, speak
 from longscan.pipeline.errors import LongscanError, Stopped, again
@@ -28,6 +30,7 @@ from longscan.pipeline.wording import plural
 log = logging.getLogger("longscan")
 
 DEMO_FOLDER = Path(__file__).parent / "demo"
+MULTIRUN = "a command is one run, with an output.path of its own: for several, call it in a loop"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,6 +58,7 @@ def _run(config: JobConfig) -> int:
             log.warning("model.path=demo: the small model that ships with longscan, trained on five novels; set model.path to your own")
         config.model.path = str(DEMO_FOLDER / "model")
     if demo:
+        log.info("no input.path: the demo, six novels")
         config.input.path = str(DEMO_FOLDER / "austen.parquet")
     # Imported here because it brings torch along: mistakes in the words above are told at once.
     from longscan.pipeline.run import run
@@ -77,8 +81,21 @@ def _fail(error: LongscanError) -> int:
     return error.exit_code
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says of an option that it has not what may have been meant."""
+
+    def error(self, message: str) -> NoReturn:
+        found = re.match(r"unrecognized arguments: -+([\w-]+)", message)
+        if found is not None:
+            key = found[1].replace("-", "_")
+            near = [key] if key in all_keys() else near_keys(key)
+            hint = {"m": MULTIRUN, "multirun": MULTIRUN}.get(found[1]) or (f"did you mean {near[0]}=…?" if near else "see longscan --help")
+            message = f"{message}; keys are written key=value; {hint}"
+        super().error(message)
+
+
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="longscan",
         description="Embeddings and scores of very long documents, from Parquet to Parquet, in one pass. Without words: the demo.",
         epilog="task=embed | score | embed_score | classify    cluster=auto | inprocess | local | ray\n\nkeys and their defaults:\n"

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+import resource
 import statistics
+import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from longscan.kernels.segments import TILE, Entry, Segments
 from longscan.pipeline.fetch import fetch_model
 from longscan.pipeline.model import Mamba2, Mamba2Geometry, load_model
-from longscan.pipeline.plan import Plan
+from longscan.pipeline.nodes import Workers
+from longscan.pipeline.plan import BYTES_PER_TOKEN, Plan
 from longscan.pipeline.resolve import Choice, Sizes
+from longscan.pipeline.sample import Sample
 from longscan.pipeline.slots import spare_slots
-from longscan.pipeline.tail import Tail, foresee, longest_first
+from longscan.pipeline.tail import Pace, Tail, foresee, longest_first
 from longscan.pipeline.wording import clock_time, count, num_bytes, plural
 
 PROBE_S = 3.0
 PROBE_TOKENS = {"cpu": 2048}
+DOCUMENT_S = 125e-6
+"""CPU seconds of the host for a document, but for its tokenizing: as documents of 500 tokens went, see the README's measurements."""
+
+
+class Speeds(NamedTuple):
+    """Of one worker, where workers run."""
+
+    full: float
+    """Tokens a second of the model alone, in full steps of many documents."""
+    alone: float
+    """Of a single document that fills the steps: lower on a GPU, where it is scanned from tile to tile."""
+    program_bytes: int
+    """What the process holds without a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,47 +47,65 @@ class Estimate:
     shards: int
     rows: int
     tokens: int
+    device: str
+    program_bytes: int
     weights_bytes: int
     state_bytes: int
-    """Of all lanes, the spare slots, and behind the context."""
+    """Of all lanes, the spare slots, and behind the context; on a CPU, which takes memory as it is used, of no more than rows."""
     step_bytes: int
     """Activations of a step, at their largest: a layer's projection and what is made of it."""
-    tokens_per_second: float
+    pace: Pace
     workers: int
     tail: Tail
+    sample: Sample
+    bytes_per_token: float
     kept_states: int | None = None
     """Documents whose state is kept, at most: those with more than a segment; and the bytes of one."""
     kept_bytes: int = 0
 
     def __str__(self) -> str:
-        memory = self.weights_bytes + self.state_bytes + self.step_bytes
         kept = []
         if self.kept_states is not None:
             most = num_bytes(self.kept_states * self.kept_bytes)
             kept = [f"states      at most {self.kept_states} kept, of {num_bytes(self.kept_bytes)} each: {most} of the output"]
+        known = "as some texts have" if self.sample.bytes_per_token else "as is usual"
         return "\n".join(
             (
                 f"shards      {self.shards}",
                 f"documents   {plural(self.rows, 'row')}",
-                f"tokens      about {count(self.tokens)}, by the size of the column",
-                f"memory      about {num_bytes(memory)} a worker: weights {num_bytes(self.weights_bytes)}, "
-                f"states {num_bytes(self.state_bytes)}, a step {num_bytes(self.step_bytes)}",
-                f"time        about {clock_time(self.tail.whole_seconds)} with {plural(self.workers, 'worker')} "
-                f"at {count(self.tokens_per_second)} tokens/s each, as a few steps went",
+                f"tokens      about {count(self.tokens)}, by the size of the column and {self.bytes_per_token:.1f} bytes a token, {known}",
+                self._memory(),
+                f"time        about {clock_time(self.tail.whole_seconds)} with {plural(self.workers, 'worker')} once at work, "
+                f"at {count(self.pace.speed)} tokens/s each in the model, as a few steps went",
+                *self._longest(),
                 self._end(),
                 *kept,
                 "nothing was written",
             )
         )
 
+    def _memory(self) -> str:
+        parts = {"weights": self.weights_bytes, "states": self.state_bytes, "a step": self.step_bytes}
+        if self.device == "cpu":
+            parts["the program itself"] = self.program_bytes
+        said = ", ".join(f"{what} {num_bytes(size)}" for what, size in parts.items())
+        beside = "" if self.device == "cpu" else f"; on the host {num_bytes(self.program_bytes)}, and what it reads"
+        return f"memory      about {num_bytes(sum(parts.values()))} a worker: {said}{beside}"
+
+    def _longest(self) -> list[str]:
+        if not self.sample.rows:
+            return []
+        tokens = self.sample.longest / self.bytes_per_token
+        alone = f"about {count(tokens)} tokens, {clock_time(tokens / self.pace.alone)} alone"
+        if not self.sample.beyond:
+            return [f"longest     {alone}"]
+        most = count(self.sample.beyond / self.bytes_per_token)
+        return [f"longest     {alone}, of {plural(self.sample.rows, 'row')} that were looked at; another may have up to {most}"]
+
     def _end(self) -> str:
-        tail = self.tail
-        longest = (
-            f"a document of about {count(tail.longest_tokens)} tokens, the longest known, takes {clock_time(tail.longest_seconds)} alone"
-        )
         if self.workers == 1:
-            return f"end         one worker is busy to the end; {longest}"
-        return f"end         {clock_time(tail.seconds)} with workers idle, which costs {clock_time(tail.lost_seconds)}; {longest}"
+            return "end         one worker is busy to the end"
+        return f"end         {clock_time(self.tail.seconds)} with workers idle, which costs {clock_time(self.tail.lost_seconds)}"
 
 
 def estimate(
@@ -76,31 +113,45 @@ def estimate(
     choice: Choice,
     sizes: Sizes,
     plan: Plan,
-    workers: int,
-    speeds: tuple[float, float],
+    workers: Workers,
+    speeds: Speeds,
+    sample: Sample,
     *,
     segment_tokens: int,
     keep_state: bool = False,
 ) -> Estimate:
-    """Add up what is known. speeds: tokens a second of one worker, as `measure_speeds` gives them."""
-    chains, (speed, alone) = longest_first(plan.chains()), speeds
-    workers = min(workers, len(chains))
-    slots = sizes.lanes + choice.context_slots + spare_slots(sizes.step_tokens, segment_tokens)
+    """Add up what is known."""
+    chains, bytes_per_token = longest_first(plan.chains()), sample.bytes_per_token or BYTES_PER_TOKEN
+    pace = _pace(speeds, sample, workers.cores, beside=choice.device != "cpu", scale=BYTES_PER_TOKEN / bytes_per_token)
+    at_work = min(workers.most, len(chains))
+    in_use = sizes.lanes if choice.device != "cpu" else min(sizes.lanes, plan.num_rows)
+    slots = in_use + choice.context_slots + spare_slots(sizes.step_tokens, segment_tokens)
     itemsize = torch.finfo(getattr(torch, choice.dtype)).bits // 8
     step = sizes.step_tokens * (itemsize * (2 * geometry.projected + 2 * geometry.inner + geometry.channels) + 4 * geometry.d_model)
+    tokens = round(plan.estimated_tokens * pace.scale)
     return Estimate(
         shards=len(plan.shards),
         rows=plan.num_rows,
-        tokens=plan.estimated_tokens,
+        tokens=tokens,
+        device=choice.device,
+        program_bytes=speeds.program_bytes,
         weights_bytes=geometry.num_parameters * itemsize,
         state_bytes=slots * geometry.state_bytes(itemsize),
         step_bytes=step,
-        tokens_per_second=speed,
-        workers=workers,
-        tail=foresee(chains, workers, speed, alone),
-        kept_states=min(plan.num_rows, plan.estimated_tokens // segment_tokens) if keep_state else None,
+        pace=pace,
+        workers=at_work,
+        tail=foresee(chains, at_work, pace),
+        sample=sample,
+        bytes_per_token=bytes_per_token,
+        kept_states=min(plan.num_rows, tokens // segment_tokens) if keep_state else None,
         kept_bytes=geometry.state_bytes(itemsize),
     )
+
+
+def _pace(speeds: Speeds, sample: Sample, cores: int, *, beside: bool, scale: float) -> Pace:
+    """beside: the device computes while the host's cores tokenize and write."""
+    token_s, document_s = sample.tokenize_s / cores, DOCUMENT_S if beside else DOCUMENT_S / cores  # one thread's, but for the tokenizing
+    return Pace(speeds.full, speeds.alone, scale, TILE / 2 / speeds.full, token_s, document_s, beside)
 
 
 def measure_speed(
@@ -115,11 +166,21 @@ def measure_speed(
 
 def measure_speeds(
     path: str, revision: str | None, choice: Choice, step_tokens: int, segment_tokens: int, cores: int, scores: bool
-) -> tuple[float, float]:
-    """The same, and that of a single document that fills the steps: lower on a GPU, where it is scanned from tile to tile."""
+) -> Speeds:
+    """The same, and that of a single document."""
+    program = _resident_bytes()
     sizes = [segment_tokens] if choice.device == "cpu" else [segment_tokens, step_tokens]
     speeds = _speeds(path, revision, choice, step_tokens, sizes, cores, scores)
-    return speeds[0], speeds[-1]
+    return Speeds(speeds[0], speeds[-1], program)
+
+
+def _resident_bytes() -> int:
+    """Of this process; where the system does not say, the most that it has ever had."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _speeds(
@@ -128,12 +189,15 @@ def _speeds(
     tokens = min(step_tokens, PROBE_TOKENS.get(choice.device, step_tokens)) // TILE * TILE
     dtype = getattr(torch, choice.dtype)
     model = load_model(fetch_model(path, revision).folder, dtype=dtype, device=choice.device, backend=choice.backend, format=choice.format)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(min(cores, threads))
-    try:
+
+    def measure() -> list[float]:
+        torch.set_num_threads(min(cores, torch.get_num_threads()))
         return [tokens / _seconds_a_step(model, choice, tokens, segment_tokens, scores) for segment_tokens in segments]
-    finally:
-        torch.set_num_threads(threads)
+
+    # On a thread of its own, as a worker's engine: OpenMP's threads of the first thread wait for each other in another way,
+    # which takes many times as long where cores are shared with other work.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(measure).result()
 
 
 @torch.inference_mode()

@@ -105,7 +105,7 @@ class Progress:
             left = "" if finished or not gone_on or done >= total else f", {clock_time((total - done) / gone_on)} left"
             kept = f" beside {count(done - computed)} kept" if done > computed else ""
             about = (
-                f"{count(computed)} tokens in {clock_time(seconds)}{kept}"
+                f"{count(computed)} {'token' if computed == 1 else 'tokens'} in {clock_time(seconds)}{kept}"
                 if finished
                 else f"{count(done)} of about {count(total)} tokens, {share} %"
             )

@@ -82,7 +82,11 @@ def _task(task: TaskConfig) -> Iterator[Problem]:
     embedding, score = task.embedding, task.score
     asked = embedding.pooling if isinstance(embedding.pooling, list) else []
     if embedding.pooling != "auto" and (not asked or any(asked.count(p) != 1 or p not in POOLINGS for p in asked)):
-        yield "task.embedding.pooling", f"auto, or a list of some of {', '.join(POOLINGS)}, each once", embedding.pooling
+        yield (
+            "task.embedding.pooling",
+            f"auto, or a list of some of {', '.join(POOLINGS)}, each once, such as [mean]",
+            embedding.pooling,
+        )
     for key in ("normalize", "include_prompt"):
         yield from _choice(f"task.embedding.{key}", getattr(embedding, key), ("auto", True, False))
     if embedding.prompt_text is not None and embedding.prompt not in ("auto", None):

@@ -17,6 +17,7 @@ from typing import Any
 from longscan.kernels import tuning
 from longscan.pipeline import cluster
 from longscan.pipeline.bindings import check_bound, check_keeps, earlier_run
+from longscan.pipeline.columns import Columns
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.dryrun import Estimate, estimate, measure_speeds
 from longscan.pipeline.duplicates import warn_of_duplicates
@@ -36,10 +37,12 @@ from longscan.pipeline.recipe import read_recipe, settle
 from longscan.pipeline.redaction import remember_secrets
 from longscan.pipeline.resolve import Choice, Sizes, choose, choose_sizes, choose_spans, look_at_device, model_facts, pinned, tokenizer_of
 from longscan.pipeline.rules import validate, without_effect
+from longscan.pipeline.sample import look
 from longscan.pipeline.scan import Scan, scan
 from longscan.pipeline.shards import ShardReport
 from longscan.pipeline.storage import locate
 from longscan.pipeline.tail import longest_first
+from longscan.pipeline.tokenize import TextTokenizer
 from longscan.pipeline.wording import count, plural
 from longscan.pipeline.worker import SHARDS_AT_ONCE, Worker
 from longscan.pipeline.write import check_passthrough
@@ -63,6 +66,7 @@ class Prepared:
     sizes: Sizes
     facts: Mapping[str, Any]
     workers: Workers
+    tokenizer: TextTokenizer | None
 
 
 def run(config: JobConfig, *, build: EngineBuilder | None = None) -> dict[str, Any] | Estimate:
@@ -137,7 +141,7 @@ def prepare(config: JobConfig) -> Prepared:
     if earlier is not None:
         check_bound(earlier, facts)
     sizes = choose_sizes(config, geometry, device, tokens, workers.most, choice.context_slots)
-    return Prepared(config, scanned, geometry, choice, device.name, sizes, facts, workers)
+    return Prepared(config, scanned, geometry, choice, device.name, sizes, facts, workers, tokenizer)
 
 
 def _settle_cluster(config: JobConfig, tokens: int) -> tuple[JobConfig, Workers]:
@@ -172,9 +176,9 @@ def _dry_run(prepared: Prepared) -> Estimate:
     model = (config.model.path, config.model.revision, choice)
     asked = (prepared.sizes.step_tokens, config.engine.segment_tokens, workers.cores, config.task.scores)
     speeds = cluster.on_a_worker(config, workers.gpus, measure_speeds, *model, *asked)
-    plan, segment = _plan(prepared), config.engine.segment_tokens
-    keep = config.output.keep_state
-    return estimate(prepared.geometry, choice, prepared.sizes, plan, workers.most, speeds, segment_tokens=segment, keep_state=keep)
+    sample = look(prepared.scan.files, Columns.of(config.input), prepared.tokenizer, limit=config.limit)
+    made = (prepared.geometry, choice, prepared.sizes, _plan(prepared), workers, speeds, sample)
+    return estimate(*made, segment_tokens=config.engine.segment_tokens, keep_state=config.output.keep_state)
 
 
 def _work(prepared: Prepared, output: RunFolder, build: EngineBuilder | None) -> dict[str, Any]:

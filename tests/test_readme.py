@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from fakes import tiny_checkpoint
 from longscan.jobs import bench, convert, inspect
+from longscan.jobs.compose import all_keys
 from longscan.jobs.run import main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,6 +65,18 @@ def test_tools_run_as_they_are_written(tmp_path: Path, capsys: pytest.CaptureFix
         assert mains[name]([str(tmp_path / word) if word.isupper() else word for word in words]) == 0
     assert "hugging_face" in capsys.readouterr().out
     assert sorted(path.name for path in (tmp_path / "TARGET").iterdir()) == sorted(path.name for path in (tmp_path / "MODEL").iterdir())
+
+
+def test_the_table_of_keys_has_every_key_and_no_other() -> None:
+    told: list[str] = []
+    for line in README.partition("\n## Keys\n")[2].partition("\n## ")[0].splitlines():
+        if line.startswith("| `"):
+            for name in re.findall(r"`([\w.]+)`", line.split("|")[1]):
+                told.append(told[-1].rpartition(".")[0] + name if name.startswith(".") else name)
+    by_group = {"task": "task.name", "cluster": "cluster.mode"}
+    keys = all_keys()
+    leaves = [key for key in keys if not any(other.startswith(f"{key}.") for other in keys)]
+    assert sorted(by_group.get(key, key) for key in told) == sorted(leaves)
 
 
 def test_the_commands_of_the_first_minute_are_those_that_ci_runs() -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from longscan.jobs.compose import AS_TYPED, OPTIONAL, all_keys, compose_job, spelled_keys
+from longscan.jobs.run import main
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.errors import ConfigError
 from longscan.pipeline.rules import validate
@@ -70,6 +71,10 @@ def test_words(word: str, read: object) -> None:
         (["taks=embed"], ["taks", "did you mean task?"]),
         (["input.paht=x"], ["input.paht", "did you mean input.path?"]),
         (["task.embeding.pooling=[mean]"], ["task.embeding", "did you mean task.embedding?"]),
+        (["dryrun=true"], ["dryrun: no such key; did you mean dry_run?"]),
+        (["pooling=last"], ["pooling: no such key; did you mean task.embedding.pooling or task.classify.pooling?"]),
+        (["task.pooling=last"], ["did you mean task.embedding.pooling or task.classify.pooling?"]),
+        (["output=o8"], ["output=o8: output is no key by itself; did you mean output.path=o8?"]),
         (["task=emb"], ["task=emb", "embed, embed_score, score", "did you mean task=embed?"]),
         (["cluster=loca"], ["cluster=loca", "did you mean cluster=local?"]),
         (["limit=many"], ["limit", "'many'", "Integer"]),
@@ -189,3 +194,21 @@ def test_the_help_and_a_typo_load_no_torch() -> None:
         "assert not {'torch', 'ray', 'transformers', 'pyarrow'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("--dry-run", "did you mean dry_run=…?"),
+        ("-m", "call it in a loop"),
+        ("--multirun", "call it in a loop"),
+        ("--cfg", "see longscan --help"),
+    ],
+)
+def test_options_that_there_are_not(word: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([word, *JOB])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert f"unrecognized arguments: {word}" in said
+    assert said.rstrip().endswith(hint)

@@ -13,9 +13,10 @@ import torch
 from fakes import tiny_checkpoint
 from longscan.kernels.segments import TILE
 from longscan.pipeline.config import JobConfig
-from longscan.pipeline.dryrun import estimate, measure_speed
+from longscan.pipeline.dryrun import Speeds, estimate, measure_speed
 from longscan.pipeline.errors import ConfigError, ModelError
 from longscan.pipeline.model import Mamba2Geometry, read_geometry
+from longscan.pipeline.nodes import Workers
 from longscan.pipeline.plan import make_plan
 from longscan.pipeline.resolve import (
     MAX_LANES,
@@ -29,6 +30,7 @@ from longscan.pipeline.resolve import (
     model_facts,
     tokenizer_of,
 )
+from longscan.pipeline.sample import Sample
 from longscan.pipeline.shards import RowGroup, SourceFile
 
 GB = 1 << 30
@@ -221,14 +223,17 @@ def test_an_estimate_adds_up(folder: Path, geometry: Mamba2Geometry) -> None:
     plan = make_plan(files, shard_tokens=1 << 22)
     choice = chosen(folder, CPU)
     sizes = choose_sizes(job(folder), geometry, CPU, plan.estimated_tokens, 4)
-    found = estimate(geometry, choice, sizes, plan, 4, (1000.0, 500.0), segment_tokens=8192)
+    speeds, sample = Speeds(1000.0, 500.0, 300_000_000), Sample(longest=8_000_000, rows=7, beyond=30_000_000, bytes_per_token=None)
+    found = estimate(geometry, choice, sizes, plan, Workers(4, 4, 2, 0), speeds, sample, segment_tokens=8192)
     assert (found.rows, found.tokens, found.workers) == (15, 20_000_000, 2)
     assert found.weights_bytes == 4 * geometry.num_parameters
     said = str(found)
     assert "15 rows" in said
-    # The second row group's rows are twice as long; both workers have ten million tokens, the first of them a row of a million.
-    assert "2:46:40 with 2 workers at 1.0 k tokens/s each" in said
-    assert "0:00 with workers idle, which costs 0:00; a document of about 2.0 M tokens, the longest known, takes 1:06:40 alone" in said
+    # Both workers have ten million tokens.
+    assert "2:46:40 with 2 workers once at work, at 1.0 k tokens/s each" in said
+    assert "longest     about 2.0 M tokens, 1:06:40 alone, of 7 rows that were looked at; another may have up to 7.5 M" in said
+    assert "0:00 with workers idle, which costs 0:00" in said
+    assert "the program itself 300.0 MB" in said
 
 
 def test_speed_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
