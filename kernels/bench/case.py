@@ -10,6 +10,8 @@ import torch
 from longscan.kernels.bench.limits import Work
 from longscan.kernels.bench.measure import Timer
 
+Parts = Callable[[str, Callable[[], object]], Mapping[str, float]]
+"""Operator and call -> milliseconds of each kernel that it launches."""
 Errors = Mapping[str, float]
 """By result: a relative error, or an absolute one where the name says so."""
 PEER_TOLERANCE = 2e-2
@@ -76,6 +78,8 @@ class Row:
     peers: Sequence[Timing]
     token_heads: int | None = None
     peak_bytes: int | None = None
+    launches: Mapping[str, float] = field(default_factory=dict)
+    """Milliseconds of each of our kernels."""
 
     @property
     def ns_per_token_head(self) -> float | None:
@@ -101,6 +105,8 @@ class Row:
             ours["ns_per_token_head"] = self.ns_per_token_head
         if self.peak_bytes is not None:
             ours["peak_bytes"] = self.peak_bytes
+        if self.launches:
+            ours["launches"] = dict(self.launches)
         peers = [_timing(peer) | {"times_ours": self.ratio_to(peer)} for peer in self.peers]
         return {"operator": self.operator, "shape": self.shape, "load": self.load, "limit": limit, "longscan": ours, "peers": peers}
 
@@ -110,13 +116,18 @@ def _timing(timing: Timing) -> dict[str, Any]:
     return {"name": timing.name, "milliseconds": timing.milliseconds, "errors": errors, "note": timing.note}
 
 
-def run_case(case: Case, timer: Timer, *, peers: bool = True) -> Row:
-    """Check and time a case. A peer that fails in any way is told of in its place; ours raises."""
+def run_case(case: Case, timer: Timer, *, peers: bool = True, parts: Parts | None = None) -> Row:
+    """Check and time a case. A peer that fails in any way is told of in its place; ours raises.
+
+    parts: measures what each of our launches takes, where that is wanted.
+    """
     ours = time_candidate(case.ours, timer)
-    peak = None if case.memory is None or ours.milliseconds is None else case.memory(case.ours.call)
+    timed, call = ours.milliseconds is not None, case.ours.call
+    peak = case.memory(call) if timed and case.memory is not None else None
+    launches = parts(case.operator, call) if timed and parts is not None else {}
     others = [time_peer(peer, timer) for peer in case.peers] if peers else []
     work = case.work
-    return Row(case.operator, case.shape, case.load, work.seconds * 1e3, work.bound, ours, others, case.token_heads, peak)
+    return Row(case.operator, case.shape, case.load, work.seconds * 1e3, work.bound, ours, others, case.token_heads, peak, launches)
 
 
 def time_candidate(candidate: Candidate, timer: Timer) -> Timing:

@@ -21,6 +21,8 @@ def lines(row: Row) -> Iterator[str]:
         memory = "" if row.peak_bytes is None else f"  {row.peak_bytes / 1e6:.1f} MB beyond its inputs"
         limit = f"{row.ratio_to_limit:.2f} x the limit of {row.limit_milliseconds:.4f} ms ({row.bound})"
         yield f"{head}: {ours.milliseconds:.4f} ms{speed}  {limit}{memory}{_errors(ours)}"
+    if row.launches:
+        yield f"{'':<8}   of it: {', '.join(_part(row, name, milliseconds) for name, milliseconds in row.launches.items())}"
     for peer in row.peers:
         if peer.milliseconds is None:
             yield f"{'':<8}   {peer.name}: {peer.note}{_errors(peer)}"
@@ -28,6 +30,11 @@ def lines(row: Row) -> Iterator[str]:
         ratio = row.ratio_to(peer)
         times = "" if ratio is None else f"  {ratio:.2f} x ours"
         yield f"{'':<8}   {peer.name}: {peer.milliseconds:.4f} ms{times}{_errors(peer)}{f'  ({peer.note})' if peer.note else ''}"
+
+
+def _part(row: Row, name: str, milliseconds: float) -> str:
+    each = "" if row.token_heads is None else f" ({milliseconds * 1e6 / row.token_heads:.4f} ns/token-head)"
+    return f"{name} {milliseconds:.4f} ms{each}"
 
 
 def _errors(timing: Timing) -> str:

@@ -17,6 +17,7 @@ from longscan.kernels import tuning
 from longscan.kernels.bench import conv1d, logprob, norm, ssd
 from longscan.kernels.bench.case import Case, time_candidate
 from longscan.kernels.bench.measure import Timer
+from longscan.kernels.bench.suite import MODELS
 from longscan.kernels.conv1d.cases import MODELS as CONV1D
 from longscan.kernels.logprob.cases import BENCHMARKS as LOGPROB
 from longscan.kernels.norm.cases import GATED, RESIDUAL
@@ -71,44 +72,88 @@ def grid(hints: Mapping[str, Sequence[int]], sizes: Mapping[str, Sequence[int]] 
 
 
 def searches(operators: Sequence[str]) -> Iterator[Search]:
-    """What is worth a search at the shapes of the models."""
-    occupancies = grid({"occupancy": (1, 2, 3, 4, 5, 6, 8)})
-    rows = grid({"occupancy": (2, 4, 8, 12)}, {"ROWS": (1, 2, 4)})
-    for operator in operators:
-        if operator == "conv1d":
-            for shape in CONV1D:
-                where = {"C": shape.C, "K": shape.K}
-                yield Search("conv1d.convolve", where, occupancies, lambda s=shape: next(conv1d.cases([s])))  # type: ignore[misc]
-        elif operator == "norm":
-            for plain in RESIDUAL:
-                where = {"D": plain.width}
-                yield Search("norm.add_and_norm", where, rows, lambda s=plain: next(norm.cases([s], [])))  # type: ignore[misc]
-            for gated in GATED:
-                where = {"J": gated.width // gated.groups}
-                yield Search("norm.gate_and_norm", where, rows, lambda s=gated: next(norm.cases([], [s])))  # type: ignore[misc]
-        elif operator == "logprob":
-            for scored in LOGPROB:
-                where = {"D": scored.width}
-                hints = grid({"num_worker_warps": (4, 8), "occupancy": (1, 2)})
-                yield Search("logprob.score_rows", where, hints, lambda s=scored: next(logprob.cases([s])))  # type: ignore[misc]
-        elif operator == "ssd":
-            yield from _ssd_searches()
+    """What is worth a search at the shapes of the models that people run: some 130 candidates, each compiled once (1 to 3 s) and timed."""
+    latest = _Latest()
+    if "conv1d" in operators:
+        for shape in _of_models(CONV1D):
+            where = {"C": shape.C, "K": shape.K}
+            candidates = grid({"occupancy": (3, 4)}, {"SELECT": (0, 1)})
+            yield Search("conv1d.convolve", where, candidates, latest.of("conv1d", shape, lambda s=shape: conv1d.cases([s])))  # type: ignore[misc]
+    if "norm" in operators:
+        rows = grid({"occupancy": (4, 8, 12)}, {"ROWS": (1, 2)})
+        for plain in _of_models(RESIDUAL):
+            # The second case is the network's: the stream alone, to which a product has added.
+            make = latest.of("norm", plain, lambda s=plain: itertools.islice(norm.cases([s], []), 1, None))  # type: ignore[misc]
+            yield Search("norm.add_and_norm", {"D": plain.width}, rows, make)
+        for gated in _of_models(GATED):
+            make = latest.of("gated norm", gated, lambda s=gated: norm.cases([], [s]))  # type: ignore[misc]
+            yield Search("norm.gate_and_norm", {"J": gated.width // gated.groups}, rows, make)
+    if "logprob" in operators:
+        for scored in LOGPROB:
+            candidates = [Setting({"num_worker_warps": 8}), Setting({"num_worker_warps": 8, "num_ctas": 2}, {"ROWS": 256})]
+            make = latest.of("logprob", scored, lambda s=scored: logprob.cases([s]))  # type: ignore[misc]
+            yield Search("logprob.score_rows", {"D": scored.width}, candidates, make)
+    if "ssd" in operators:
+        yield from _ssd_searches(latest)
 
 
-def _ssd_searches() -> Iterator[Search]:
-    for shape in SSD:
-        where = {"H": shape.H, "P": shape.P, "N": shape.N}
-        for kernel, load, occupancies in (("time_steps", 0, (4, 8, 16)), ("products", 0, (1, 2, 4)), ("span_ends", 1, (1, 2, 3, 4))):
+def _ssd_searches(latest: _Latest) -> Iterator[Search]:
+    """`time_steps` and `products` with documents that fill the GPU, `span_ends` and `span_starts` with one alone, in spans."""
+    alone = [Setting({}, {"LATENCY": latency}) for latency in (1, 4)]
+    pairs = [Setting({"occupancy": 1}, {"HEADS": 2, "LATENCY": latency}) for latency in (4, 8)]
+    starts = [
+        *grid({"occupancy": (4,)}, {"SPANS": (4, 8)}),
+        *grid({"occupancy": (4,)}, {"SPANS": (4,), "ROWS": (32,)}),
+        *grid({}, {"SPANS": (2,)}),
+    ]
+    kernels = (
+        ("time_steps", 0, grid({"occupancy": (4, 12)})),
+        ("products", 0, grid({"occupancy": (1, 4)})),
+        ("span_ends", 1, [*alone, *pairs]),
+        ("span_starts", 1, starts),
+    )
+    for shape in _of_models(SSD):
+        where = {"H": shape.H, "G": shape.G, "P": shape.P, "N": shape.N}
+        for kernel, load, candidates in kernels:
+            make = latest.of(
+                "ssd",
+                (shape, load),
+                lambda s=shape, load=load: ssd.cases([s], loads=lambda s: [ssd.loads(s)[load]]),  # type: ignore[misc]
+            )
+            yield Search(f"ssd.{kernel}", where, candidates, make)
 
-            def case(shape: Any = shape, load: int = load) -> Case:
-                return next(ssd.cases([shape], loads=lambda s: [ssd.loads(s)[load]]))
 
-            yield Search(f"ssd.{kernel}", where, grid({"occupancy": occupancies}), case)
+class _Latest:
+    """The case that was made last, with its inputs and its reference: searches that follow one another may share it."""
+
+    def __init__(self) -> None:
+        self._key: object = None
+        self._case: Case | None = None
+
+    def of(self, operator: str, shape: object, cases: Callable[[], Iterator[Case]]) -> Callable[[], Case]:
+        """Makes the first of `cases`, unless it is there."""
+
+        def make() -> Case:
+            if self._case is None or self._key != (operator, shape):
+                self._case = None
+                self._key, self._case = (operator, shape), next(cases())
+            return self._case
+
+        return make
+
+
+def _of_models(shapes: Sequence[Any]) -> list[Any]:
+    return [shape for shape in shapes if shape.name in MODELS.values()]
 
 
 def tune(search: Search, timer: Timer) -> Found:
-    """Try every candidate. Raises NotTunable where the kernel is launched as it is written whatever its setting says."""
+    """Try every candidate, and what the table has now.
+
+    Raises NotTunable where the kernel is launched as it is written whatever its setting says.
+    """
     ours = search.case().ours
+    current = tuning.setting(search.name, **search.where)
+    candidates = [*search.candidates, *([] if current in (Setting(), *search.candidates) else [current])]
     tuning.asked.discard(search.name)
     with tuning.trying(search.name, Setting()):
         written = time_candidate(ours, timer)
@@ -118,7 +163,7 @@ def tune(search: Search, timer: Timer) -> Found:
         raise NotTunable(f"{search.name}: {written.note}, as it is written: {dict(written.errors)}")
     times: dict[str, tuple[float, Setting]] = {}
     tried: dict[str, str] = {}
-    for candidate in search.candidates:
+    for candidate in candidates:
         with tuning.trying(search.name, candidate):
             try:
                 timing = time_candidate(ours, timer)
@@ -144,10 +189,13 @@ def keep(found: Found, arch: str, folder: Path, made: Mapping[str, Any]) -> None
     table = json.loads(path.read_text("utf-8")) if path.exists() else json.loads(json.dumps(tuning.table(operator)))
     entries = table.setdefault("kernels", {}).setdefault(kernel, {}).setdefault(arch, [])
     others = [entry for entry in entries if entry["where"] != dict(found.where)]
-    if found.setting != Setting():
+    # Where an entry for more shapes would count, it is also said that the kernel is best as it is written.
+    wider = next((entry for entry in others if entry["where"].items() <= found.where.items()), {})
+    if found.setting != Setting(wider.get("hints", {}), wider.get("sizes", {})):
         chosen = {"where": dict(found.where), "hints": dict(found.setting.hints), "sizes": dict(found.setting.sizes)}
         others.append({**chosen, "milliseconds": round(found.milliseconds, 5), "as_written": round(found.as_written, 5)})
-    table["kernels"][kernel][arch] = others
+    # The first that fits counts: those for the fewest shapes come first.
+    table["kernels"][kernel][arch] = sorted(others, key=lambda entry: -len(entry["where"]))
     table.setdefault("made", {})[arch] = dict(made)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", "utf-8")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import cuda.tile as ct
 import torch
 from longscan.kernels.segments import TILE, Segments
-from longscan.kernels.tuning import tuned
+from longscan.kernels.tuning import setting, tuned
 
 CI = ct.Constant[int]
 CB = ct.Constant[bool]
@@ -36,39 +36,53 @@ def activate(y, silu: CB):  # type: ignore[no-untyped-def]
     return y
 
 
+def _outputs(x_TC, x_AUC, weight_KC, bias_C, dtype, block, c, K, BLOCK, SILU):  # type: ignore[no-untyped-def]
+    """The outputs of a block, by phases."""
+    inputs = ()
+    channel = (c * BLOCK + ct.arange(BLOCK, dtype=ct.int32)).reshape((1, BLOCK))
+    for k in ct.static_iter(range(K - 1)):
+        row = block * ROWS + (ct.arange(GROUPS, dtype=ct.int32) - 1) * PHASES + (PHASES - K + 1 + k)
+        above = ct.gather(x_TC, (ct.maximum(row, 0).reshape((GROUPS, 1)), channel), check_bounds=False)
+        inputs += (above.astype(ct.float32),)
+    taps = ()
+    for k in ct.static_iter(range(K)):
+        taps += (ct.load(weight_KC, (k, c), (1, BLOCK), allow_tma=False, check_bounds=False),)
+    bias = ct.load(bias_C, (c,), (BLOCK,), allow_tma=False, check_bounds=False).reshape((1, BLOCK))
+    phases = ()
+    for b in ct.static_iter(range(PHASES)):
+        phases += (ct.load(x_AUC, (block, b, c), (GROUPS, 1, BLOCK), allow_tma=False, check_bounds=False),)
+    outputs = ()
+    for b in ct.static_iter(range(PHASES)):
+        inputs += (phases[b].reshape((GROUPS, BLOCK)).astype(ct.float32),)
+        y = bias + taps[0] * inputs[b]
+        for k in ct.static_iter(range(1, K)):
+            y = y + taps[k] * inputs[b + k]
+        outputs += (activate(y, SILU).astype(dtype).reshape((GROUPS, 1, BLOCK)),)
+    return outputs
+
+
 @ct.kernel(occupancy=4)
-def convolve(x_TC, x_AUC, weight_KC, bias_C, y_AUC, tile_entry, K: CI, BLOCK: CI, SILU: CB):  # type: ignore[no-untyped-def]
+def convolve(x_TC, x_AUC, weight_KC, bias_C, y_AUC, tile_entry, K: CI, BLOCK: CI, SILU: CB, SELECT: CB):  # type: ignore[no-untyped-def]
     """y_t = act(bias + sum_k weight_k x_{t - K + 1 + k}) over 32 rows and BLOCK channels, as if the rows above an entry were its own.
 
-    x_TC, and the same as x_AUC [T / 8, 8, C], y_AUC: bf16 or fp16; weight_KC, bias_C: fp32.
+    x_TC, and the same as x_AUC [T / 8, 8, C], y_AUC: bf16 or fp16; weight_KC, bias_C: fp32. Zero in tiles of no entry.
+    SELECT: those are computed as well, and zero is chosen at the end: so no load waits to know whose the tile is.
     Grid: (C / BLOCK, T / 32), all in parallel.
     """
     c = ct.bid(0)
     block = ct.bid(1)
-    if ct.load(tile_entry, (block // (TILE // ROWS),), (1,)).item() < 0:
+    owned = ct.load(tile_entry, (block // (TILE // ROWS),), (1,), check_bounds=False).item() >= 0
+    if SELECT:
+        outputs = _outputs(x_TC, x_AUC, weight_KC, bias_C, y_AUC.dtype, block, c, K, BLOCK, SILU)
+        for b in ct.static_iter(range(PHASES)):
+            ct.store(y_AUC, (block, b, c), ct.where(owned, outputs[b], 0.0), allow_tma=False, check_bounds=False)
+    elif owned:
+        outputs = _outputs(x_TC, x_AUC, weight_KC, bias_C, y_AUC.dtype, block, c, K, BLOCK, SILU)
+        for b in ct.static_iter(range(PHASES)):
+            ct.store(y_AUC, (block, b, c), outputs[b], allow_tma=False, check_bounds=False)
+    else:
         for b in ct.static_iter(range(PHASES)):
             ct.store(y_AUC, (block, b, c), ct.zeros((GROUPS, 1, BLOCK), dtype=y_AUC.dtype), allow_tma=False, check_bounds=False)
-    else:
-        inputs = ()
-        channel = (c * BLOCK + ct.arange(BLOCK, dtype=ct.int32)).reshape((1, BLOCK))
-        for k in ct.static_iter(range(K - 1)):
-            row = block * ROWS + (ct.arange(GROUPS, dtype=ct.int32) - 1) * PHASES + (PHASES - K + 1 + k)
-            above = ct.gather(x_TC, (ct.maximum(row, 0).reshape((GROUPS, 1)), channel), check_bounds=False)
-            inputs += (above.astype(ct.float32),)
-        taps = ()
-        for k in ct.static_iter(range(K)):
-            taps += (ct.load(weight_KC, (k, c), (1, BLOCK), allow_tma=False, check_bounds=False),)
-        bias = ct.load(bias_C, (c,), (BLOCK,), allow_tma=False, check_bounds=False).reshape((1, BLOCK))
-        phases = ()
-        for b in ct.static_iter(range(PHASES)):
-            phases += (ct.load(x_AUC, (block, b, c), (GROUPS, 1, BLOCK), allow_tma=False, check_bounds=False),)
-        for b in ct.static_iter(range(PHASES)):
-            inputs += (phases[b].reshape((GROUPS, BLOCK)).astype(ct.float32),)
-            y = bias + taps[0] * inputs[b]
-            for k in ct.static_iter(range(1, K)):
-                y = y + taps[k] * inputs[b + k]
-            out = activate(y, SILU).astype(y_AUC.dtype).reshape((GROUPS, 1, BLOCK))
-            ct.store(y_AUC, (block, b, c), out, allow_tma=False, check_bounds=False)
 
 
 @ct.kernel(occupancy=8)
@@ -82,35 +96,41 @@ def join_tails(  # type: ignore[no-untyped-def]
     """
     c = ct.bid(0)
     entry = ct.bid(1)
-    count = ct.load(num_tokens, (entry,), (1,)).item()
+    # All loads come first and without a check of bounds, which is a branch: so the lanes are waited for once, and what they lead to once.
+    count = ct.load(num_tokens, (entry,), (1,), check_bounds=False).item()
+    start = ct.load(first_tile, (entry,), (1,), check_bounds=False).item() * TILE
+    source = ct.load(lane_in, (entry,), (1,), check_bounds=False).item()
+    lane = ct.load(lane_out, (entry,), (1,), check_bounds=False).item()
     if count > 0:
-        start = ct.load(first_tile, (entry,), (1,)).item() * TILE
-        source = ct.load(lane_in, (entry,), (1,)).item()
-        lane = ct.load(lane_out, (entry,), (1,)).item()
         inputs = ()
         for k in ct.static_iter(range(K - 1)):
             before = ct.zeros((1, 1, BLOCK), dtype=tail_SKC.dtype)
             if source >= 0:
-                before = ct.load(tail_SKC, (source, k, c), (1, 1, BLOCK), allow_tma=False)
+                before = ct.load(tail_SKC, (source, k, c), (1, 1, BLOCK), allow_tma=False, check_bounds=False)
             inputs += (before.reshape((1, BLOCK)),)
         for k in ct.static_iter(range(K - 1)):
-            inputs += (ct.load(x_TC, (start + k, c), (1, BLOCK), allow_tma=False),)
-        bias = ct.load(bias_C, (c,), (BLOCK,), allow_tma=False).reshape((1, BLOCK))
+            inputs += (ct.load(x_TC, (start + k, c), (1, BLOCK), allow_tma=False, check_bounds=False),)
+        # The last K - 1 inputs, or the first where the entry is shorter, and they are not used.
+        last = start + ct.maximum(count - (K - 1), 0)
+        ends = ()
+        for k in ct.static_iter(range(K - 1)):
+            ends += (ct.load(x_TC, (last + k, c), (1, BLOCK), allow_tma=False, check_bounds=False),)
+        taps = ()
+        for k in ct.static_iter(range(K)):
+            taps += (ct.load(weight_KC, (k, c), (1, BLOCK), allow_tma=False, check_bounds=False),)
+        bias = ct.load(bias_C, (c,), (BLOCK,), allow_tma=False, check_bounds=False).reshape((1, BLOCK))
         for t in ct.static_iter(range(K - 1)):
             y = bias
             for k in ct.static_iter(range(K)):
-                y = y + ct.load(weight_KC, (k, c), (1, BLOCK), allow_tma=False) * inputs[t + k].astype(ct.float32)
-            ct.store(y_TC, (start + t, c), activate(y, SILU).astype(y_TC.dtype), allow_tma=False)
+                y = y + taps[k] * inputs[t + k].astype(ct.float32)
+            ct.store(y_TC, (start + t, c), activate(y, SILU).astype(y_TC.dtype), allow_tma=False, check_bounds=False)
         if lane >= 0:
             for k in ct.static_iter(range(K - 1)):
                 # The k-th of the last K - 1 inputs: token count - (K - 1) + k, or what the tail holds where there is none.
-                kept = inputs[k]
+                kept = ct.where(count >= K - 1, ends[k], inputs[k])
                 for shorter in ct.static_iter(range(1, K - 1)):
-                    if count == shorter:
-                        kept = inputs[k + shorter]
-                if count >= K - 1:
-                    kept = ct.load(x_TC, (start + count - (K - 1) + k, c), (1, BLOCK), allow_tma=False)
-                ct.store(tail_SKC, (lane, k, c), kept.reshape((1, 1, BLOCK)), allow_tma=False)
+                    kept = ct.where(count == shorter, inputs[k + shorter], kept)
+                ct.store(tail_SKC, (lane, k, c), kept.reshape((1, 1, BLOCK)), allow_tma=False, check_bounds=False)
 
 
 def causal_conv1d(
@@ -132,7 +152,8 @@ def causal_conv1d(
     x_AUC, y_AUC = x_TC.unflatten(0, (-1, PHASES)), y_TC.unflatten(0, (-1, PHASES))
     s, silu = segments, activation == "silu"
     stream = torch.cuda.current_stream()
-    arguments = (x_TC, x_AUC, weight_KC, bias_C, y_AUC, s.tile_entry, K, block, silu)
+    select = setting("conv1d.convolve", C=C, K=K).sizes.get("SELECT", 0) == 1
+    arguments = (x_TC, x_AUC, weight_KC, bias_C, y_AUC, s.tile_entry, K, block, silu, select)
     kernel = tuned(convolve, "conv1d.convolve", C=C, K=K)
     ct.launch(stream, (C // block, s.num_rows // ROWS), kernel, arguments)
     if s.chains:

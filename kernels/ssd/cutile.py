@@ -23,7 +23,7 @@ import cuda.tile as ct
 import torch
 from longscan.kernels.segments import TILE, Segments
 from longscan.kernels.ssd.spans import Spans, cut, heads_a_block
-from longscan.kernels.tuning import tuned
+from longscan.kernels.tuning import setting, tuned
 
 CI = ct.Constant[int]
 CB = ct.Constant[bool]
@@ -48,6 +48,8 @@ LATENCY = 8
 DTYPES = (torch.bfloat16, torch.float16)
 ROWS = 16
 """Rows of a state that a block of `span_starts` passes on."""
+SPANS = 4
+"""Spans whose loads such a block makes at once."""
 WIDTHS = (32, 64, 128)
 STATE_SIZES = (16, 64, 128, 256)
 
@@ -63,11 +65,15 @@ def time_steps(  # type: ignore[no-untyped-def]
     """
     tile = ct.bid(0)
     h = ct.bid(1)
-    entry = ct.load(tile_entry, (tile,), (1,)).item()
+    # Loads come before the branch and without a check of bounds, which is one: none waits for another.
+    raw = ct.transpose(ct.load(dt_TH, (tile, h), (TILE, BLOCK), allow_tma=False, check_bounds=False)).astype(ct.float32)
+    bias = ct.load(bias_H, (h,), (BLOCK,), allow_tma=False, check_bounds=False).reshape((BLOCK, 1))
+    rate = ct.load(A_H, (h,), (BLOCK,), allow_tma=False, check_bounds=False).reshape((BLOCK, 1))
+    entry = ct.load(tile_entry, (tile,), (1,), check_bounds=False).item()
     if entry >= 0:
-        count = ct.load(num_tokens, (entry,), (1,)).item() - (tile - ct.load(first_tile, (entry,), (1,)).item()) * TILE
-        raw = ct.transpose(ct.load(dt_TH, (tile, h), (TILE, BLOCK), allow_tma=False, check_bounds=False)).astype(ct.float32)
-        raw = raw + ct.load(bias_H, (h,), (BLOCK,), allow_tma=False, check_bounds=False).reshape((BLOCK, 1))
+        first = ct.load(first_tile, (entry,), (1,), check_bounds=False).item()
+        count = ct.load(num_tokens, (entry,), (1,), check_bounds=False).item() - (tile - first) * TILE
+        raw = raw + bias
         # log(1 + e), exact where 1 + e rounds: a small time step keeps its relative precision.
         e = ct.exp2(ct.abs(raw) * -LOG2_E)
         one_and_e = 1.0 + e
@@ -75,7 +81,7 @@ def time_steps(  # type: ignore[no-untyped-def]
         log1p = ct.where(one_and_e > 1.0, ct.log(one_and_e) * rounding, e)
         dt = ct.minimum(ct.maximum(ct.maximum(raw, 0.0) + log1p, low), high)
         dt = ct.where(ct.arange(TILE, dtype=ct.int32).reshape((1, TILE)) < count, dt, 0.0)
-        decay = ct.cumsum(dt * (ct.load(A_H, (h,), (BLOCK,), allow_tma=False, check_bounds=False).reshape((BLOCK, 1)) * LOG2_E), 1)
+        decay = ct.cumsum(dt * (rate * LOG2_E), 1)
         source = ct.where(dt > 0.0, decay - ct.log2(dt), NEVER)
         share = ct.exp2(ct.extract(decay, (0, TILE - 1), (BLOCK, 1)) - source, flush_to_zero=True)
         left = ct.exp2(decay, flush_to_zero=True)
@@ -92,7 +98,7 @@ def products(B_TX, C_TX, cb_RQ, y_TI, tile_entry, HEADS: CI, N: CI, P: CI):  # t
     """
     tile = ct.bid(0)
     g = ct.bid(1)
-    if ct.load(tile_entry, (tile,), (1,)).item() >= 0:
+    if ct.load(tile_entry, (tile,), (1,), check_bounds=False).item() >= 0:
         b = ct.load(B_TX, (tile, g), (TILE, N))
         c = ct.load(C_TX, (tile, g), (TILE, N))
         cb = ct.mma(c, ct.transpose(b), ct.zeros((TILE, TILE), dtype=ct.float32))
@@ -166,11 +172,11 @@ def scan(  # type: ignore[no-untyped-def]
     Grid: (H / HEADS, E), all in parallel, entries by `order`; the tiles of an entry are serial.
     """
     first_head = ct.bid(0) * HEADS
-    entry = ct.load(order, (ct.bid(1),), (1,)).item()
-    first = ct.load(first_tile, (entry,), (1,)).item()
-    tiles = (ct.load(num_tokens, (entry,), (1,)).item() + (TILE - 1)) // TILE
-    source = ct.load(lane_in, (entry,), (1,)).item()
-    kept = ct.load(lane_out, (entry,), (1,)).item()
+    entry = ct.load(order, (ct.bid(1),), (1,), check_bounds=False).item()
+    first = ct.load(first_tile, (entry,), (1,), check_bounds=False).item()
+    tiles = (ct.load(num_tokens, (entry,), (1,), check_bounds=False).item() + (TILE - 1)) // TILE
+    source = ct.load(lane_in, (entry,), (1,), check_bounds=False).item()
+    kept = ct.load(lane_out, (entry,), (1,), check_bounds=False).item()
     states = ()
     skips = ()
     for k in ct.static_iter(range(HEADS)):
@@ -179,7 +185,7 @@ def scan(  # type: ignore[no-untyped-def]
             # Without TMA: its staging would take the shared memory that lets the loop's loads run ahead.
             state_PN = ct.transpose(ct.load(ssm_RP, (source * H + first_head + k, 0), (N, P), allow_tma=False, check_bounds=False))
         states += (state_PN,)
-        skips += (ct.load(D_H, (first_head + k,), (1,)).reshape((1, 1)),)
+        skips += (ct.load(D_H, (first_head + k,), (1,), check_bounds=False).reshape((1, 1)),)
     for tile in range(first, first + tiles):
         b_QN = ct.load(B_TX, (tile, first_head // G_HEADS), (TILE, N), latency=LATENCY)
         c_QN = ct.load(C_TX, (tile, first_head // G_HEADS), (TILE, N), latency=LATENCY)
@@ -195,61 +201,81 @@ def scan(  # type: ignore[no-untyped-def]
 
 @ct.kernel(occupancy=2)
 def span_ends(  # type: ignore[no-untyped-def]
-    x_TI, B_TX, vectors_RQ, state_RP, left_KH, first_tile, wanted, H: CI, G_HEADS: CI, N: CI, P: CI
+    x_TI, B_TX, vectors_RQ, state_RP, left_KH, first_tile, wanted, H: CI, G_HEADS: CI, HEADS: CI, N: CI, P: CI, LATENCY: CI
 ):
-    """What one span's tokens leave in the state at its end, and how much of the state before it is left there, for one head.
+    """What one span's tokens leave in the state at its end, and how much of the state before it is left there, for HEADS heads of a group.
 
     x_TI, B_TX, vectors_RQ: as in `scan`; state_RP: [K H N, P] fp32; left_KH: fp32; wanted: tokens, 0 where nobody needs the end.
-    Grid: (H, K), all in parallel; the tiles of a span are serial.
+    LATENCY: the hint of the loop's loads. Grid: (H / HEADS, K), all in parallel; the tiles of a span are serial.
     """
-    h = ct.bid(0)
+    first_head = ct.bid(0) * HEADS
     span = ct.bid(1)
-    first = ct.load(first_tile, (span,), (1,)).item()
-    tiles = (ct.load(wanted, (span,), (1,)).item() + (TILE - 1)) // TILE
+    first = ct.load(first_tile, (span,), (1,), check_bounds=False).item()
+    tiles = (ct.load(wanted, (span,), (1,), check_bounds=False).item() + (TILE - 1)) // TILE
     if tiles > 0:
-        state_PN = ct.zeros((P, N), dtype=ct.float32)
-        decay = ct.zeros((1, 1), dtype=ct.float32)
+        states = ()
+        decays = ()
+        for _ in ct.static_iter(range(HEADS)):
+            states += (ct.zeros((P, N), dtype=ct.float32),)
+            decays += (ct.zeros((1, 1), dtype=ct.float32),)
         for tile in range(first, first + tiles):
-            vectors = ct.load(vectors_RQ, (h * ct.num_tiles(x_TI, 0, (TILE, P)) + tile, 0), (VECTORS, TILE), latency=LATENCY)
-            x_PQ = ct.transpose(ct.load(x_TI, (tile, h), (TILE, P), latency=LATENCY))
-            b_QN = ct.load(B_TX, (tile, h // G_HEADS), (TILE, N), latency=LATENCY)
-            written_PQ = (x_PQ.astype(ct.float32) * ct.extract(vectors, (SHARE, 0), (1, TILE))).astype(x_TI.dtype)
-            state_PN = ct.mma(written_PQ, b_QN, state_PN * ct.extract(vectors, (LEFT, TILE - 1), (1, 1)))
-            decay = decay + ct.extract(vectors, (DECAY, TILE - 1), (1, 1))
-        ct.store(state_RP, (span * H + h, 0), ct.transpose(state_PN), allow_tma=False, check_bounds=False)
-        ct.store(left_KH, (span, h), ct.exp2(decay, flush_to_zero=True), allow_tma=False, check_bounds=False)
+            b_QN = ct.load(B_TX, (tile, first_head // G_HEADS), (TILE, N), latency=LATENCY)
+            after = ()
+            so_far = ()
+            for k in ct.static_iter(range(HEADS)):
+                h = first_head + k
+                vectors = ct.load(vectors_RQ, (h * ct.num_tiles(x_TI, 0, (TILE, P)) + tile, 0), (VECTORS, TILE), latency=LATENCY)
+                x_PQ = ct.transpose(ct.load(x_TI, (tile, h), (TILE, P), latency=LATENCY))
+                written_PQ = (x_PQ.astype(ct.float32) * ct.extract(vectors, (SHARE, 0), (1, TILE))).astype(x_TI.dtype)
+                after += (ct.mma(written_PQ, b_QN, states[k] * ct.extract(vectors, (LEFT, TILE - 1), (1, 1))),)
+                so_far += (decays[k] + ct.extract(vectors, (DECAY, TILE - 1), (1, 1)),)
+            states = after
+            decays = so_far
+        for k in ct.static_iter(range(HEADS)):
+            ct.store(state_RP, (span * H + first_head + k, 0), ct.transpose(states[k]), allow_tma=False, check_bounds=False)
+            ct.store(left_KH, (span, first_head + k), ct.exp2(decays[k], flush_to_zero=True), allow_tma=False, check_bounds=False)
 
 
 @ct.kernel(occupancy=8)
 def span_starts(  # type: ignore[no-untyped-def]
-    state_RP, left_KH, ssm_RP, first_span, num_spans, wanted, lane_in, lane_out, H: CI, N: CI, P: CI, ROWS: CI
+    state_RP, left_KH, ssm_RP, first_span, num_spans, lane_in, lane_out, H: CI, N: CI, P: CI, ROWS: CI, SPANS: CI
 ):
     """Pass the state of one entry from span to span: start := S, then S := left S + end.
 
     state_RP: [K H N, P] fp32: ends of spans, which starts take the place of; left_KH: as `span_ends` leaves it.
     ssm_RP: [S H N, P] fp32, the table of states, read at lane_in and written at lane_out, in place.
-    wanted: [K], 0 where nobody needs a span's end.
-    Grid: (H N / ROWS, E), all in parallel; the spans of an entry are serial.
+    An entry whose final state is not kept has no end of its last span, and one that begins from zero no start of its first.
+    Grid: (H N / ROWS, E), all in parallel; the spans of an entry are serial, the loads of SPANS of them are made at once.
     """
     block = ct.bid(0)
     entry = ct.bid(1)
     blocks = H * (N // ROWS)
-    first = ct.load(first_span, (entry,), (1,)).item()
-    source = ct.load(lane_in, (entry,), (1,)).item()
-    kept = ct.load(lane_out, (entry,), (1,)).item()
+    first = ct.load(first_span, (entry,), (1,), check_bounds=False).item()
+    count = ct.load(num_spans, (entry,), (1,), check_bounds=False).item()
+    source = ct.load(lane_in, (entry,), (1,), check_bounds=False).item()
+    kept = ct.load(lane_out, (entry,), (1,), check_bounds=False).item()
     state = ct.zeros((ROWS, P), dtype=ct.float32)
     if source >= 0:
         state = ct.load(ssm_RP, (source * blocks + block, 0), (ROWS, P), allow_tma=False, check_bounds=False)
-    for span in range(first, first + ct.load(num_spans, (entry,), (1,)).item()):
-        end = ct.zeros((ROWS, P), dtype=ct.float32)
-        left = ct.zeros((1, 1), dtype=ct.float32)
-        if ct.load(wanted, (span,), (1,)).item() > 0:
-            end = ct.load(state_RP, (span * blocks + block, 0), (ROWS, P), allow_tma=False, check_bounds=False)
-            left = ct.load(left_KH, (span, block // (N // ROWS)), (1, 1), allow_tma=False, check_bounds=False)
-        ct.store(state_RP, (span * blocks + block, 0), state, allow_tma=False, check_bounds=False)
-        state = left * state + end
+    stop = first + count
+    if kept < 0:
+        stop = stop - 1
+    for span in range(first, stop, SPANS):
+        ends = ()
+        lefts = ()
+        for k in ct.static_iter(range(SPANS)):
+            # Past the last span the last is loaded again, and not used: no load is behind a branch.
+            at = ct.minimum(span + k, stop - 1)
+            ends += (ct.load(state_RP, (at * blocks + block, 0), (ROWS, P), allow_tma=False, check_bounds=False),)
+            lefts += (ct.load(left_KH, (at, block // (N // ROWS)), (1, 1), allow_tma=False, check_bounds=False),)
+        for k in ct.static_iter(range(SPANS)):
+            if k == 0 or span + k < stop:
+                ct.store(state_RP, ((span + k) * blocks + block, 0), state, allow_tma=False, check_bounds=False)
+                state = lefts[k] * state + ends[k]
     if kept >= 0:
         ct.store(ssm_RP, (kept * blocks + block, 0), state, allow_tma=False, check_bounds=False)
+    elif count > 1 or (count == 1 and source >= 0):
+        ct.store(state_RP, (stop * blocks + block, 0), state, allow_tma=False, check_bounds=False)
 
 
 def ssd(
@@ -283,9 +309,9 @@ def ssd(
         raw = (dt_TH, nothing_H if dt_bias_H is None else dt_bias_H, A_H)
         block = min(HEADS_A_BLOCK, H & -H)
         arguments = (*raw, vectors_HAVQ, s.tile_entry, s.first_tile, s.num_tokens, *dt_limit, block)
-        ct.launch(stream, (s.num_tiles, H // block), tuned(time_steps, "ssd.time_steps", H=H, P=P, N=N), arguments)
+        ct.launch(stream, (s.num_tiles, H // block), tuned(time_steps, "ssd.time_steps", H=H, G=G, P=P, N=N), arguments)
         arguments = (B_TX, C_TX, cb_RQ, y_TI, s.tile_entry, H // G, N, P)
-        ct.launch(stream, (s.num_tiles, G), tuned(products, "ssd.products", H=H, P=P, N=N), arguments)
+        ct.launch(stream, (s.num_tiles, G), tuned(products, "ssd.products", H=H, G=G, P=P, N=N), arguments)
     if s.entries:
         vectors_RQ, ssm_RP = vectors_HAVQ.view(-1, TILE), ssm_SHNP.view(-1, P)
         lanes, chains = (s.first_tile, s.num_tokens, s.lane_in, s.lane_out, s.order), s.chains
@@ -294,7 +320,7 @@ def ssd(
         if s.span_tiles is not None:
             spans = cut(s)
             table_RP = _start_spans(spans, segments, x_TI, B_TX, vectors_RQ, ssm_RP, (H, H // G, N, P))
-            lanes, chains = (spans.first_tile, spans.num_tokens, spans.slot, spans.none, spans.slot), spans.count
+            lanes, chains = (spans.first_tile, spans.num_tokens, spans.source, spans.none, spans.slot), spans.count
         inputs = (x_TI, B_TX, C_TX, z_TI, cb_RQ, vectors_RQ, nothing_H if D_H is None else D_H)
         arguments = (*inputs, table_RP, y_TI, *lanes, H, H // G, heads, N, P, z_THP is not None)
         ct.launch(stream, (H // heads, chains), _hinted(scan, heads, P), arguments)
@@ -315,10 +341,16 @@ def _start_spans(
     K, s, stream = spans.slot.numel(), segments, torch.cuda.current_stream()
     state_RP = torch.empty((K * H * N, P), dtype=torch.float32, device=x_TI.device)
     left_KH = torch.empty((K, H), dtype=torch.float32, device=x_TI.device)
-    arguments = (x_TI, B_TX, vectors_RQ, state_RP, left_KH, spans.first_tile, spans.wanted, H, G_HEADS, N, P)
-    ct.launch(stream, (H, spans.count), tuned(span_ends, "ssd.span_ends", H=H, P=P, N=N), arguments)
-    lanes = (spans.first_span, spans.num_spans, spans.wanted, s.lane_in, s.lane_out)
-    ct.launch(stream, (H * N // ROWS, s.chains), span_starts, (state_RP, left_KH, ssm_RP, *lanes, H, N, P, ROWS))
+    shape = {"H": H, "G": H // G_HEADS, "P": P, "N": N}
+    sizes_ends, sizes_starts = setting("ssd.span_ends", **shape).sizes, setting("ssd.span_starts", **shape).sizes
+    heads = min(sizes_ends.get("HEADS", 1), heads_a_block(G_HEADS, P, N))
+    spans_of = (spans.first_tile, spans.wanted)
+    arguments = (x_TI, B_TX, vectors_RQ, state_RP, left_KH, *spans_of, H, G_HEADS, heads, N, P, sizes_ends.get("LATENCY", LATENCY))
+    ct.launch(stream, (H // heads, spans.count), tuned(span_ends, "ssd.span_ends", **shape), arguments)
+    rows, ahead = min(sizes_starts.get("ROWS", ROWS), N), sizes_starts.get("SPANS", SPANS)
+    lanes = (spans.first_span, spans.num_spans, s.lane_in, s.lane_out)
+    kernel = tuned(span_starts, "ssd.span_starts", **shape)
+    ct.launch(stream, (H * N // rows, s.chains), kernel, (state_RP, left_KH, ssm_RP, *lanes, H, N, P, rows, ahead))
     return state_RP
 
 

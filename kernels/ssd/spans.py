@@ -43,12 +43,14 @@ class Spans:
     """The entries of a step cut at multiples of `segments.span_tiles` from their documents' starts: int32 tensors."""
 
     first_tile: torch.Tensor
-    """[K], like the next four."""
+    """[K], like the next five."""
     num_tokens: torch.Tensor
     wanted: torch.Tensor
     """`num_tokens` of the spans whose final state somebody needs, 0 of the others."""
     slot: torch.Tensor
     """k: the slot of span k in a table of spans."""
+    source: torch.Tensor
+    """The slot of the state before the span: k, or NO_LANE where a document begins and in the padding."""
     none: torch.Tensor
     """NO_LANE, for every span."""
     first_span: torch.Tensor
@@ -77,19 +79,21 @@ def _cut(segments: Segments) -> Spans:
     of_entries = [list(_of(entry, segments.span_tiles)) for entry in segments.entries]
     counts = [len(spans) for spans in of_entries]
     K, E = -(-max(sum(counts), 1) // PADDED_TO) * PADDED_TO, segments.num_tokens.numel()
-    by_span, by_entry = np.zeros((5, K), dtype=np.int32), np.zeros((2, -(-E // 4) * 4), dtype=np.int32)
+    by_span, by_entry = np.zeros((6, K), dtype=np.int32), np.zeros((2, -(-E // 4) * 4), dtype=np.int32)
     by_span[:3, : sum(counts)] = np.array([span for spans in of_entries for span in spans], dtype=np.int32).reshape(-1, 3).T
-    by_span[3], by_span[4] = np.arange(K), NO_LANE
     by_entry[0, : len(counts)] = np.cumsum(counts) - counts
+    begins = by_entry[0, : len(counts)][[entry.lane_in == NO_LANE for entry in segments.entries]]
+    by_span[3], by_span[4], by_span[5] = np.arange(K), np.arange(K), NO_LANE
+    by_span[4, begins], by_span[4, sum(counts) :] = NO_LANE, NO_LANE
     by_entry[1, : len(counts)] = counts
     buffer = to_device(np.concatenate([by_span.ravel(), by_entry.ravel()]), segments.first_tile.device)
     return _spans(buffer, K, E, sum(counts))
 
 
 def _spans(buffer: torch.Tensor, K: int, E: int, count: int) -> Spans:
-    first_tile, num_tokens, wanted, slot, none = buffer[: 5 * K].view(5, K).unbind(0)
-    first_span, num_spans = buffer[5 * K :].view(2, -1)[:, :E].unbind(0)
-    return Spans(first_tile, num_tokens, wanted, slot, none, first_span, num_spans, buffer, count)
+    first_tile, num_tokens, wanted, slot, source, none = buffer[: 6 * K].view(6, K).unbind(0)
+    first_span, num_spans = buffer[6 * K :].view(2, -1)[:, :E].unbind(0)
+    return Spans(first_tile, num_tokens, wanted, slot, source, none, first_span, num_spans, buffer, count)
 
 
 def _of(entry: Entry, span_tiles: int) -> Iterator[tuple[int, int, int]]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from longscan.kernels.bench import conv1d, limits, logprob, norm, pool, ssd, suite
 from longscan.kernels.bench.case import NOT_INSTALLED, Candidate, Case, Peer, Row, run_case
+from longscan.kernels.bench.launches import launch_times
 from longscan.kernels.bench.limits import Work
 from longscan.kernels.bench.peers import fla, mamba_ssm
 from longscan.kernels.bench.report import Results, lines, read
@@ -135,6 +136,29 @@ def test_peers_that_are_absent_or_fail_are_told_of_and_ours_stands() -> None:
     assert all(peer.milliseconds is None and row.ratio_to(peer) is None for peer in row.peers)
     assert "absent: not installed" in "\n".join(lines(row))
     assert run_case(case(0.0, Peer("absent", absent)), lambda _: 1e-3, peers=False).peers == []
+
+
+def test_what_each_launch_takes_is_told_where_it_was_measured() -> None:
+    asked: list[str] = []
+
+    def parts(operator: str, call: Callable[[], object]) -> dict[str, float]:
+        call()
+        asked.append(operator)
+        return {"time_steps": 0.25, "scan": 0.5}
+
+    row = run_case(case(0.0), millisecond, parts=parts)
+    assert asked == ["ssd"]
+    assert "of it: time_steps 0.2500 ms (250.0000 ns/token-head), scan 0.5000 ms" in "\n".join(lines(row))
+    assert row.as_dict()["longscan"]["launches"] == {"time_steps": 0.25, "scan": 0.5}
+    assert run_case(case(1.0), never, parts=parts).launches == {}, "what is wrong is not measured in parts either"
+
+
+@pytest.mark.gpu
+def test_launches_are_timed_one_by_one() -> None:
+    found = next(ssd.cases([MODELS[0]], loads=lambda _: (ssd.Load(packed("one document", [4096]), span_tiles=2),)))
+    times = launch_times("ssd", found.ours.call)
+    assert list(times) == ["time_steps", "products", "span_ends", "span_starts", "scan"]
+    assert all(0 < milliseconds < 100 for milliseconds in times.values())
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mamba_ssm") is not None, reason="mamba_ssm is installed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import oracle
@@ -9,6 +10,8 @@ import pytest
 import torch
 from compare import assert_close, assert_same_bits
 from emulator import runtime
+from longscan.kernels import tuning
+from longscan.kernels.conv1d import causal_conv1d
 from longscan.kernels.conv1d.cases import Shape as ConvShape
 from longscan.kernels.conv1d.cases import make_inputs
 from longscan.kernels.layouts import EDGES, Layout, names
@@ -22,6 +25,7 @@ from longscan.kernels.pool.cases import CASES as POOL_CASES
 from longscan.kernels.pool.cases import Case as PoolCase
 from longscan.kernels.pool.cases import make as make_pool
 from longscan.kernels.segments import NO_LANE, TILE, Entry
+from longscan.kernels.tuning import Setting
 
 BF16 = torch.bfloat16
 ROUNDING = 3e-3
@@ -56,6 +60,20 @@ def check_convolution(layout: Layout, shape: ConvShape, activation: str | None) 
     for slot in set(range(len(before))) - written:
         assert torch.equal(tail_SKC[slot].view(torch.int16), before[slot].view(torch.int16)), f"slot {slot} is as it was"
     assert not bool(y_TC[~layout.owned_rows()].any()), "rows of nobody are zero"
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_convolution_has_the_same_bits_where_zero_is_chosen_at_the_end(device: str) -> None:
+    """Tiles of nobody, which hold NaN, are computed as well then."""
+    inputs = make_inputs(CONVOLUTIONS[0], EDGES[0], dtype=BF16, device=device)
+    run = CONV1D.causal_conv1d if device == "cpu" else partial(causal_conv1d, backend="cutile")
+    expected = run(**inputs.arguments(activation="silu"))
+    with tuning.trying("conv1d.convolve", Setting({}, {"SELECT": 1})):
+        found = run(**inputs.arguments(activation="silu"))
+    assert not bool(found[0][~EDGES[0].owned_rows()].any()), "rows of nobody are zero"
+    assert_same_bits("y", found[0], expected[0])
+    written = [entry.lane_out for entry in EDGES[0].entries if entry.lane_out != NO_LANE]
+    assert_same_bits("tails", found[1][written], expected[1][written])
 
 
 def test_convolution_has_the_same_bits_where_an_entry_begins() -> None:

@@ -12,10 +12,14 @@ import pytest
 import torch
 from compare import assert_same_bits, relative_error
 from emulator import runtime
+from fences import Fenced
+from longscan.kernels import tuning
 from longscan.kernels.layouts import EDGES, Layout, names, one
 from longscan.kernels.segments import NO_LANE, TILE, Entry, Segments
 from longscan.kernels.ssd import ssd
 from longscan.kernels.ssd.cases import MODELS, Inputs, Shape, make_inputs
+from longscan.kernels.ssd.spans import cut
+from longscan.kernels.tuning import Setting
 
 Run = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 TOLERANCE = {torch.bfloat16: 3e-3, torch.float16: 5e-4}
@@ -161,6 +165,45 @@ def test_small_and_large_time_steps_keep_their_digits(place: Place) -> None:
 @pytest.mark.parametrize("span_tiles", [1, 2, 3, 100])
 def test_spans(place: Place, span_tiles: int) -> None:
     check(place.run, with_spans(place.inputs(), span_tiles))
+
+
+SPANNED = Layout(
+    "spanned",
+    (
+        Entry(0, 570, lane_in=NO_LANE, lane_out=0),  # nine tiles from zero, and kept
+        Entry(9, 250, position=128, lane_in=1, lane_out=NO_LANE, ends=True),  # four from a lane, and not kept
+        Entry(13, 60, lane_in=NO_LANE, lane_out=NO_LANE, ends=True),  # begins and ends in one span
+        Entry(14, 64, position=64, lane_in=2, lane_out=NO_LANE, ends=True),
+        Entry(15, 128, lane_in=NO_LANE, lane_out=3),
+    ),
+    num_tiles=17,
+    slots=4,
+)
+SETTINGS = {
+    "one_at_a_time": ("ssd.span_starts", Setting({"occupancy": 4}, {"SPANS": 1, "ROWS": 8})),
+    "eight_at_once": ("ssd.span_starts", Setting({"occupancy": 4}, {"SPANS": 8})),
+    "wide_blocks": ("ssd.span_starts", Setting({"occupancy": 4}, {"SPANS": 2, "ROWS": 32})),
+    "two_heads": ("ssd.span_ends", Setting({"occupancy": 1}, {"HEADS": 2, "LATENCY": 4})),
+}
+
+
+@pytest.mark.parametrize(("kernel", "tried"), SETTINGS.values(), ids=list(SETTINGS))
+def test_spans_have_the_same_bits_whatever_the_setting(place: Place, kernel: str, tried: Setting) -> None:
+    inputs = with_spans(place.inputs(SPANNED), 1)
+    expected = place.run(**inputs.arguments())
+    tuning.asked.discard(kernel)
+    with Fenced(), tuning.trying(kernel, tried):
+        y_THP, ssm_SHNP = place.run(**inputs.arguments())
+    assert kernel in tuning.asked
+    assert_same_bits("y", y_THP, expected[0])
+    assert_same_bits("states", ssm_SHNP[[0, 3]], expected[1][[0, 3]])
+
+
+def test_states_of_spans_that_nobody_needs_are_neither_made_nor_read() -> None:
+    spans = cut(Segments.pack(SPANNED.entries, SPANNED.num_tiles, span_tiles=2))
+    assert spans.first_span.tolist()[:5] == [0, 5, 7, 8, 9]
+    assert spans.source.tolist() == [NO_LANE, 1, 2, 3, 4, 5, 6, NO_LANE, 8, NO_LANE, *[NO_LANE] * 6]
+    assert [tokens > 0 for tokens in spans.wanted.tolist()] == [True] * 5 + [True, False, False, False, True] + [False] * 6
 
 
 def alone(inputs: Inputs, entries: list[Entry], span_tiles: int | None) -> Inputs:

@@ -12,7 +12,7 @@ import pytest
 from longscan.kernels import tuning
 from longscan.kernels.bench.case import Candidate, Case
 from longscan.kernels.bench.limits import Work
-from longscan.kernels.bench.tune import Found, NotTunable, Search, grid, keep, searches, tune
+from longscan.kernels.bench.tune import Found, NotTunable, Search, _Latest, grid, keep, searches, tune
 from longscan.kernels.tuning import Setting
 from longscan.kernels.variants import OPERATORS
 
@@ -151,12 +151,52 @@ def test_what_was_found_takes_the_place_of_what_was_there(tables: Path) -> None:
     keep(Found("conv1d.convolve", {"C": 1792}, Setting({"occupancy": 6}), 0.1, 0.2, {}), "sm_90", tables, made)
     keep(Found("conv1d.convolve", {"C": 1792, "K": 4}, Setting(), 0.2, 0.2, {}), "sm_90", tables, made)
     kept = json.loads((tables / "conv1d" / tuning.FILE).read_text())
-    assert [entry["hints"] for entry in kept["kernels"]["convolve"]["sm_90"]] == [{"occupancy": 6}]
+    assert [(entry["where"], entry["hints"]) for entry in kept["kernels"]["convolve"]["sm_90"]] == [
+        ({"C": 1792, "K": 4}, {}),  # as written, which the entry for more shapes would not be
+        ({"C": 1792}, {"occupancy": 6}),
+    ]
     assert kept["kernels"]["convolve"]["sm_80"] == ENTRIES
     assert kept["made"] == {"sm_90": made}
 
 
+def test_what_was_found_for_fewer_shapes_comes_first(tables: Path) -> None:
+    write(tables, {"convolve": {"sm_90": [{"where": {}, "hints": {"occupancy": 3}, "sizes": {}}]}})
+    keep(Found("conv1d.convolve", {"C": 1792, "K": 4}, Setting({}, {"SELECT": 1}), 0.1, 0.2, {}), "sm_90", tables, {})
+    keep(Found("conv1d.convolve", {"C": 5376, "K": 4}, Setting({"occupancy": 3}, {}), 0.1, 0.2, {}), "sm_90", tables, {})
+    tuning.table.cache_clear()
+    with tuning.compiling_for("sm_90"):
+        assert tuning.setting("conv1d.convolve", C=1792, K=4) == Setting({}, {"SELECT": 1})
+        assert tuning.setting("conv1d.convolve", C=5376, K=4) == Setting({"occupancy": 3})
+    assert len(json.loads((tables / "conv1d" / tuning.FILE).read_text())["kernels"]["convolve"]["sm_90"]) == 2, "the wider one says it"
+
+
+def test_what_the_table_has_is_tried_as_well(tables: Path) -> None:
+    write(tables, {"convolve": {"sm_90": [{"where": {}, "hints": {"occupancy": 6}}]}})
+    with tuning.compiling_for("sm_90"):
+        assert tune(*search({0: 1.0, 4: 0.7, 6: 0.5})).setting == Setting({"occupancy": 6})
+        made, timer = search({0: 1.0, 4: 0.7, 6: 0.5})
+        assert tune(Search(made.name, made.where, grid({"occupancy": [4]}), made.case), timer).setting == Setting({"occupancy": 6})
+
+
 def test_every_operator_that_has_hints_is_searched() -> None:
-    names = {found.name for found in searches(OPERATORS)}
-    assert {"conv1d.convolve", "norm.add_and_norm", "norm.gate_and_norm", "logprob.score_rows", "ssd.products"} <= names
-    assert all(found.where and found.candidates for found in searches(OPERATORS))
+    found = list(searches(OPERATORS))
+    of_ssd = {f"ssd.{kernel}" for kernel in ("time_steps", "products", "span_ends", "span_starts")}
+    others = {"conv1d.convolve", "norm.add_and_norm", "norm.gate_and_norm", "logprob.score_rows"}
+    assert {one.name for one in found} == of_ssd | others
+    assert all(one.where and one.candidates for one in found)
+    assert sum(len(one.candidates) + 1 for one in found) < 150, "some 2 s each, so that a GPU is tuned in a few minutes"
+
+
+def test_searches_of_one_case_share_it() -> None:
+    """Inputs and a reference of gigabytes are made once, and the ones before them are let go."""
+    made: list[int] = []
+
+    def cases(n: int) -> Iterator[Case]:
+        made.append(n)
+        yield search({0: float(n)})[0].case()
+
+    latest = _Latest()
+    makes = [latest.of("ssd", n, lambda n=n: cases(n)) for n in (1, 1, 2)]  # type: ignore[misc]
+    first, again, other = (make() for make in makes)
+    assert first is again is not other
+    assert made == [1, 2]

@@ -57,7 +57,7 @@ def test_a_layout_is_written_over_another(before: list[int], after: list[int]) -
         assert_same_bits(name, getattr(recorded, name), getattr(two, name))
     if cut(two).slot.numel() == spans.slot.numel():
         spans.buffer.copy_(cut(two).buffer)
-        for name in ("first_tile", "num_tokens", "wanted", "slot", "none", "first_span", "num_spans"):
+        for name in ("first_tile", "num_tokens", "wanted", "slot", "source", "none", "first_span", "num_spans"):
             assert_same_bits(name, getattr(spans, name), getattr(cut(two), name))
 
 
