@@ -56,6 +56,12 @@ def _tune(options: argparse.Namespace) -> list[str]:
     return tune_kernels(options.operator, folder=options.out, commit=options.commit)
 
 
+def _widths(options: argparse.Namespace) -> list[str]:
+    from longscan.jobs.benchmark.products import bench_widths
+
+    return bench_widths(options.shape, commit=options.commit)
+
+
 def _table(options: argparse.Namespace) -> list[str]:
     from longscan.jobs.benchmark.summary import summary, write_summary
 
@@ -97,6 +103,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     _operators(one)
     one.add_argument("--out", type=Path, metavar="FOLDER", help="where the tables go; beside the kernels")
     one.add_argument("--commit", metavar="HASH", help="to be named in the tables, where there is no git to ask")
+    one = words.add_parser("widths", help="the first product of a layer, its rows rounded up or cut in two", allow_abbrev=False)
+    one.set_defaults(work=_widths)
+    one.add_argument("--shape", nargs="+", choices=MODELS, default=["130m"], help="of these models; 130m")
+    one.add_argument("--commit", metavar="HASH", help="to be named, where there is no git to ask")
     one = words.add_parser("table", help="the README's table, from the results that are kept", allow_abbrev=False)
     one.set_defaults(work=_table)
     one.add_argument("--update", type=Path, metavar="README", help="write it there, between its two marks")

@@ -72,15 +72,15 @@ def grid(hints: Mapping[str, Sequence[int]], sizes: Mapping[str, Sequence[int]] 
 
 
 def searches(operators: Sequence[str]) -> Iterator[Search]:
-    """What is worth a search at the shapes of the models that people run: some 130 candidates, each compiled once (1 to 3 s) and timed."""
+    """What is worth a search at the shapes of the models that people run: some 110 candidates, each compiled once (1 to 3 s) and timed."""
     latest = _Latest()
     if "conv1d" in operators:
         for shape in _of_models(CONV1D):
             where = {"C": shape.C, "K": shape.K}
-            candidates = grid({"occupancy": (3, 4)}, {"SELECT": (0, 1)})
+            candidates = [Setting({"occupancy": 3}), *grid({"occupancy": (3, 4)}, {"SELECT": (1,)})]
             yield Search("conv1d.convolve", where, candidates, latest.of("conv1d", shape, lambda s=shape: conv1d.cases([s])))  # type: ignore[misc]
     if "norm" in operators:
-        rows = grid({"occupancy": (4, 8, 12)}, {"ROWS": (1, 2)})
+        rows = [*grid({"occupancy": (4, 8)}, {"ROWS": (1, 2)}), Setting({"occupancy": 12}, {"ROWS": 1})]
         for plain in _of_models(RESIDUAL):
             # The second case is the network's: the stream alone, to which a product has added.
             make = latest.of("norm", plain, lambda s=plain: itertools.islice(norm.cases([s], []), 1, None))  # type: ignore[misc]
@@ -99,17 +99,12 @@ def searches(operators: Sequence[str]) -> Iterator[Search]:
 
 def _ssd_searches(latest: _Latest) -> Iterator[Search]:
     """`time_steps` and `products` with documents that fill the GPU, `span_ends` and `span_starts` with one alone, in spans."""
-    alone = [Setting({}, {"LATENCY": latency}) for latency in (1, 4)]
-    pairs = [Setting({"occupancy": 1}, {"HEADS": 2, "LATENCY": latency}) for latency in (4, 8)]
-    starts = [
-        *grid({"occupancy": (4,)}, {"SPANS": (4, 8)}),
-        *grid({"occupancy": (4,)}, {"SPANS": (4,), "ROWS": (32,)}),
-        *grid({}, {"SPANS": (2,)}),
-    ]
+    ends = [Setting({}, {"LATENCY": 1}), Setting({}, {"LATENCY": 4}), Setting({"occupancy": 1}, {"HEADS": 2})]
+    starts = [Setting({}, {"SPANS": 2}), *(Setting({"occupancy": 4}, sizes) for sizes in ({"SPANS": 8}, {"ROWS": 32}))]
     kernels = (
-        ("time_steps", 0, grid({"occupancy": (4, 12)})),
+        ("time_steps", 0, [*grid({"occupancy": (4,)}), *grid({}, {"BLOCKS": (3,)})]),
         ("products", 0, grid({"occupancy": (1, 4)})),
-        ("span_ends", 1, [*alone, *pairs]),
+        ("span_ends", 1, ends),
         ("span_starts", 1, starts),
     )
     for shape in _of_models(SSD):
@@ -190,7 +185,7 @@ def keep(found: Found, arch: str, folder: Path, made: Mapping[str, Any]) -> None
     entries = table.setdefault("kernels", {}).setdefault(kernel, {}).setdefault(arch, [])
     others = [entry for entry in entries if entry["where"] != dict(found.where)]
     # Where an entry for more shapes would count, it is also said that the kernel is best as it is written.
-    wider = next((entry for entry in others if entry["where"].items() <= found.where.items()), {})
+    wider: Mapping[str, Any] = next((entry for entry in others if entry["where"].items() <= found.where.items()), {})
     if found.setting != Setting(wider.get("hints", {}), wider.get("sizes", {})):
         chosen = {"where": dict(found.where), "hints": dict(found.setting.hints), "sizes": dict(found.setting.sizes)}
         others.append({**chosen, "milliseconds": round(found.milliseconds, 5), "as_written": round(found.as_written, 5)})

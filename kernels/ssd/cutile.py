@@ -56,37 +56,43 @@ STATE_SIZES = (16, 64, 128, 256)
 
 @ct.kernel(occupancy=8)
 def time_steps(  # type: ignore[no-untyped-def]
-    dt_TH, bias_H, A_H, vectors_HAVQ, tile_entry, first_tile, num_tokens, low: float, high: float, BLOCK: CI
+    dt_TH, bias_H, A_H, vectors_HAVQ, tile_entry, first_tile, num_tokens, low: float, high: float, BLOCK: CI, BLOCKS: CI
 ):
     """dt = clamp(softplus(raw + bias), low, high), 0 on rows of padding; then the four vectors of each tile.
 
     dt_TH: any float; bias_H, A_H: fp32, H a multiple of BLOCK; vectors_HAVQ: [H, T / 64, 4, 64] fp32, not written in tiles of no entry.
-    Grid: (T / 64, H / BLOCK), all in parallel.
+    Grid: (T / 64, H / BLOCK / BLOCKS), all in parallel; BLOCKS times BLOCK heads are loaded at once and worked on one after the other.
     """
     tile = ct.bid(0)
-    h = ct.bid(1)
-    # Loads come before the branch and without a check of bounds, which is one: none waits for another.
-    raw = ct.transpose(ct.load(dt_TH, (tile, h), (TILE, BLOCK), allow_tma=False, check_bounds=False)).astype(ct.float32)
-    bias = ct.load(bias_H, (h,), (BLOCK,), allow_tma=False, check_bounds=False).reshape((BLOCK, 1))
-    rate = ct.load(A_H, (h,), (BLOCK,), allow_tma=False, check_bounds=False).reshape((BLOCK, 1))
     entry = ct.load(tile_entry, (tile,), (1,), check_bounds=False).item()
     if entry >= 0:
+        # All loads come first and without a check of bounds, which is a branch: none waits for another.
         first = ct.load(first_tile, (entry,), (1,), check_bounds=False).item()
         count = ct.load(num_tokens, (entry,), (1,), check_bounds=False).item() - (tile - first) * TILE
-        raw = raw + bias
-        # log(1 + e), exact where 1 + e rounds: a small time step keeps its relative precision.
-        e = ct.exp2(ct.abs(raw) * -LOG2_E)
-        one_and_e = 1.0 + e
-        rounding = ct.truediv(e, one_and_e - 1.0, rounding_mode=ct.RoundingMode.APPROX)
-        log1p = ct.where(one_and_e > 1.0, ct.log(one_and_e) * rounding, e)
-        dt = ct.minimum(ct.maximum(ct.maximum(raw, 0.0) + log1p, low), high)
-        dt = ct.where(ct.arange(TILE, dtype=ct.int32).reshape((1, TILE)) < count, dt, 0.0)
-        decay = ct.cumsum(dt * (rate * LOG2_E), 1)
-        source = ct.where(dt > 0.0, decay - ct.log2(dt), NEVER)
-        share = ct.exp2(ct.extract(decay, (0, TILE - 1), (BLOCK, 1)) - source, flush_to_zero=True)
-        left = ct.exp2(decay, flush_to_zero=True)
-        for v, vector in ct.static_iter(((DECAY, decay), (SOURCE, source - CB_SHIFT), (LEFT, left), (SHARE, share))):
-            ct.store(vectors_HAVQ, (h, tile, v, 0), vector.reshape((BLOCK, 1, 1, TILE)), allow_tma=False, check_bounds=False)
+        loaded = ()
+        for i in ct.static_iter(range(BLOCKS)):
+            h = ct.bid(1) * BLOCKS + i
+            raw = ct.transpose(ct.load(dt_TH, (tile, h), (TILE, BLOCK), allow_tma=False, check_bounds=False))
+            bias = ct.load(bias_H, (h,), (BLOCK,), allow_tma=False, check_bounds=False).reshape((BLOCK, 1))
+            rate = ct.load(A_H, (h,), (BLOCK,), allow_tma=False, check_bounds=False).reshape((BLOCK, 1))
+            loaded += ((raw, bias, rate),)
+        for i in ct.static_iter(range(BLOCKS)):
+            raw, bias, rate = loaded[i]
+            raw = raw.astype(ct.float32) + bias
+            # log(1 + e), exact where 1 + e rounds: a small time step keeps its relative precision.
+            e = ct.exp2(ct.abs(raw) * -LOG2_E)
+            one_and_e = 1.0 + e
+            rounding = ct.truediv(e, one_and_e - 1.0, rounding_mode=ct.RoundingMode.APPROX)
+            log1p = ct.where(one_and_e > 1.0, ct.log(one_and_e) * rounding, e)
+            dt = ct.minimum(ct.maximum(ct.maximum(raw, 0.0) + log1p, low), high)
+            dt = ct.where(ct.arange(TILE, dtype=ct.int32).reshape((1, TILE)) < count, dt, 0.0)
+            decay = ct.cumsum(dt * (rate * LOG2_E), 1)
+            source = ct.where(dt > 0.0, decay - ct.log2(dt), NEVER)
+            share = ct.exp2(ct.extract(decay, (0, TILE - 1), (BLOCK, 1)) - source, flush_to_zero=True)
+            left = ct.exp2(decay, flush_to_zero=True)
+            for v, vector in ct.static_iter(((DECAY, decay), (SOURCE, source - CB_SHIFT), (LEFT, left), (SHARE, share))):
+                place = (ct.bid(1) * BLOCKS + i, tile, v, 0)
+                ct.store(vectors_HAVQ, place, vector.reshape((BLOCK, 1, 1, TILE)), allow_tma=False, check_bounds=False)
 
 
 @ct.kernel(occupancy=2)
@@ -307,11 +313,13 @@ def ssd(
     cb_RQ = torch.empty((G * T, TILE), dtype=torch.float16, device=device)
     if s.num_tiles:
         raw = (dt_TH, nothing_H if dt_bias_H is None else dt_bias_H, A_H)
+        shape = {"H": H, "G": G, "P": P, "N": N}
         block = min(HEADS_A_BLOCK, H & -H)
-        arguments = (*raw, vectors_HAVQ, s.tile_entry, s.first_tile, s.num_tokens, *dt_limit, block)
-        ct.launch(stream, (s.num_tiles, H // block), tuned(time_steps, "ssd.time_steps", H=H, G=G, P=P, N=N), arguments)
+        several = math.gcd(H // block, setting("ssd.time_steps", **shape).sizes.get("BLOCKS", 1))
+        arguments = (*raw, vectors_HAVQ, s.tile_entry, s.first_tile, s.num_tokens, *dt_limit, block, several)
+        ct.launch(stream, (s.num_tiles, H // block // several), tuned(time_steps, "ssd.time_steps", **shape), arguments)
         arguments = (B_TX, C_TX, cb_RQ, y_TI, s.tile_entry, H // G, N, P)
-        ct.launch(stream, (s.num_tiles, G), tuned(products, "ssd.products", H=H, G=G, P=P, N=N), arguments)
+        ct.launch(stream, (s.num_tiles, G), tuned(products, "ssd.products", **shape), arguments)
     if s.entries:
         vectors_RQ, ssm_RP = vectors_HAVQ.view(-1, TILE), ssm_SHNP.view(-1, P)
         lanes, chains = (s.first_tile, s.num_tokens, s.lane_in, s.lane_out, s.order), s.chains

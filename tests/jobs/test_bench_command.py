@@ -8,21 +8,39 @@ from pathlib import Path
 import pytest
 import torch
 from longscan.jobs import bench
+from longscan.jobs.benchmark.products import report_widths
 from longscan.kernels import compile as ahead
 from longscan.kernels import tuning
 from longscan.kernels.bench.case import Candidate, Case
 from longscan.kernels.bench.limits import Work
+from longscan.kernels.bench.widths import AS_IT_IS
 
 needs_tile = pytest.importorskip("cuda.tile", reason="cuda-tile is only on Linux")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("word", ["kernels", "model", "tune"])
+@pytest.mark.parametrize("word", ["kernels", "model", "tune", "widths"])
 def test_what_needs_a_gpu_says_so(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main([word]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"longscan-bench: error: {word}: expected an NVIDIA GPU")
+
+
+def test_widths_of_a_projection_are_checked_then_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    times = iter(range(1, 9))
+    assert report_widths("130m", 64, lambda call: (call(), next(times) * 1e-3)[1], device="cpu") == []
+    head, *told = capsys.readouterr().out.splitlines()
+    assert head.startswith("130m: [64, 768] @ [768, 3352], limit ")
+    assert told[0].partition(":")[0].strip() == AS_IT_IS
+    assert [line.partition(": ")[2].partition(" ms")[0] for line in told] == [f"{n}.0000" for n in range(1, 9)]
+
+
+def test_a_width_that_is_wrong_has_no_time(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = [Candidate("off", lambda: None, lambda: {"product": 0.5}, 3e-3)]
+    monkeypatch.setattr("longscan.jobs.benchmark.products.candidates", lambda *_, **__: iter(wrong))
+    assert report_widths("130m", 64, lambda _: 1e-3, device="cpu") == ["130m, off: wrong: more than 0.003, found {'product': 0.5}"]
+    assert "off" not in capsys.readouterr().out
 
 
 def test_compile_prints_a_line_a_variant(capsys: pytest.CaptureFixture[str]) -> None:

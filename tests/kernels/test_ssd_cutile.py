@@ -199,6 +199,16 @@ def test_spans_have_the_same_bits_whatever_the_setting(place: Place, kernel: str
     assert_same_bits("states", ssm_SHNP[[0, 3]], expected[1][[0, 3]])
 
 
+def test_time_steps_have_the_same_bits_for_all_heads_in_a_block(place: Place) -> None:
+    inputs = make_inputs(Shape("H24", H=24, P=32, G=1, N=16), one("T130", 130), dtype=torch.bfloat16, device=place.device)
+    expected = place.run(**inputs.arguments())
+    with Fenced(), tuning.trying("ssd.time_steps", Setting({}, {"BLOCKS": 3})):
+        y_THP, ssm_SHNP = place.run(**inputs.arguments())
+    check(place.run, inputs)
+    assert_same_bits("y", y_THP, expected[0])
+    assert_same_bits("state", ssm_SHNP[0], expected[1][0])
+
+
 def test_states_of_spans_that_nobody_needs_are_neither_made_nor_read() -> None:
     spans = cut(Segments.pack(SPANNED.entries, SPANNED.num_tiles, span_tiles=2))
     assert spans.first_span.tolist()[:5] == [0, 5, 7, 8, 9]
