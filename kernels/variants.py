@@ -98,7 +98,7 @@ _DEFAULT: dict[str, list[tuple[str, Callable[[Any], None]]]] = {
     "ssd": [
         *((shape.name, partial(_ssd, shape=shape)) for shape in MODELS),
         ("mamba2-130m, gate", partial(_ssd, shape=MODELS[1], gate=True)),
-        ("mamba2-130m, spans", partial(_ssd, shape=MODELS[1], span_tiles=2)),
+        *((f"{shape.name}, spans", partial(_ssd, shape=shape, span_tiles=2)) for shape in MODELS[1:]),
     ],
     "conv1d": [(shape.name, partial(_conv1d, shape=shape)) for shape in MODELS],
     "norm": [(shape.name, partial(_norm, shape=shape, width=WIDTHS[shape.name])) for shape in MODELS],

@@ -38,6 +38,8 @@ class Search:
     """The shape, by the names that its launch asks with."""
     candidates: Sequence[Setting]
     case: Callable[[], Case]
+    model: str = ""
+    """Whose shape it is, as the cases name it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,24 +77,24 @@ def searches(operators: Sequence[str]) -> Iterator[Search]:
     """What is worth a search at the shapes of the models that people run: some 110 candidates, each compiled once (1 to 3 s) and timed."""
     latest = _Latest()
     if "conv1d" in operators:
+        candidates = [Setting({"occupancy": 3}), *grid({"occupancy": (3, 4)}, {"SELECT": (1,)})]
         for shape in _of_models(CONV1D):
-            where = {"C": shape.C, "K": shape.K}
-            candidates = [Setting({"occupancy": 3}), *grid({"occupancy": (3, 4)}, {"SELECT": (1,)})]
-            yield Search("conv1d.convolve", where, candidates, latest.of("conv1d", shape, lambda s=shape: conv1d.cases([s])))  # type: ignore[misc]
+            make = latest.of("conv1d", shape, lambda s=shape: conv1d.cases([s]))  # type: ignore[misc]
+            yield Search("conv1d.convolve", {"C": shape.C, "K": shape.K}, candidates, make, shape.name)
     if "norm" in operators:
-        rows = [*grid({"occupancy": (4, 8)}, {"ROWS": (1, 2)}), Setting({"occupancy": 12}, {"ROWS": 1})]
         for plain in _of_models(RESIDUAL):
             # The second case is the network's: the stream alone, to which a product has added.
             make = latest.of("norm", plain, lambda s=plain: itertools.islice(norm.cases([s], []), 1, None))  # type: ignore[misc]
-            yield Search("norm.add_and_norm", {"D": plain.width}, rows, make)
+            yield Search("norm.add_and_norm", {"D": plain.width}, _rows(plain.width), make, plain.name)
         for gated in _of_models(GATED):
+            width = gated.width // gated.groups
             make = latest.of("gated norm", gated, lambda s=gated: norm.cases([], [s]))  # type: ignore[misc]
-            yield Search("norm.gate_and_norm", {"J": gated.width // gated.groups}, rows, make)
+            yield Search("norm.gate_and_norm", {"J": width}, _rows(width), make, gated.name)
     if "logprob" in operators:
+        candidates = [Setting({"num_worker_warps": 8}), Setting({"num_worker_warps": 8, "num_ctas": 2}, {"ROWS": 256})]
         for scored in LOGPROB:
-            candidates = [Setting({"num_worker_warps": 8}), Setting({"num_worker_warps": 8, "num_ctas": 2}, {"ROWS": 256})]
             make = latest.of("logprob", scored, lambda s=scored: logprob.cases([s]))  # type: ignore[misc]
-            yield Search("logprob.score_rows", {"D": scored.width}, candidates, make)
+            yield Search("logprob.score_rows", {"D": scored.width}, candidates, make, MODELS[scored.name])
     if "ssd" in operators:
         yield from _ssd_searches(latest)
 
@@ -115,7 +117,17 @@ def _ssd_searches(latest: _Latest) -> Iterator[Search]:
                 (shape, load),
                 lambda s=shape, load=load: ssd.cases([s], loads=lambda s: [ssd.loads(s)[load]]),  # type: ignore[misc]
             )
-            yield Search(f"ssd.{kernel}", where, candidates, make)
+            yield Search(f"ssd.{kernel}", where, candidates, make, shape.name)
+
+
+def _rows(width: int) -> list[Setting]:
+    """Of the norms: what keeps a row, or two, in registers."""
+    if width > 4096:
+        return grid({"occupancy": (2, 6)}, {"ROWS": (1,)})
+    return [
+        *grid({"occupancy": (4, 8, 12)}, {"ROWS": (1,)}),
+        *grid({"occupancy": (4, 8)} if width <= 2048 else {"occupancy": ()}, {"ROWS": (2,)}),
+    ]
 
 
 class _Latest:

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from longscan.kernels import tuning
+from longscan.kernels.bench.tune import searches
 from longscan.kernels.compile import ARCHITECTURES, PRODUCTS, Launch, compile_launch, faults, launches, missing_tools, signature
+from longscan.kernels.tuning import Setting
 from longscan.kernels.variants import OPERATORS
 
 pytest.importorskip("cuda.tile", reason="cuda-tile is only on Linux")
@@ -50,6 +53,29 @@ def test_compiles_for_other_architectures(launch: Launch, arch: str) -> None:
     assert faults(report) == []
     assert report.registers > 0
     assert report.hgmma == 0
+
+
+def tried() -> list[Any]:
+    """Kernel, model and setting of every candidate that a search has."""
+    return [
+        pytest.param(found.name, found.model, candidate, id=f"{found.name} {found.model} {n}")
+        for found in searches(OPERATORS)
+        for n, candidate in enumerate(found.candidates)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kernel", "model", "candidate"), tried())
+def test_what_tuning_tries_spills_nothing_on_hopper(kernel: str, model: str, candidate: Setting) -> None:
+    """So that whatever is found may go into the tables as it is."""
+    operator, _, name = kernel.partition(".")
+    with tuning.trying(kernel, candidate):
+        of_kernel = [launch for launch in launches([operator], arch="sm_90") if launch.name == name]
+    assert of_kernel
+    # What an earlier model launches alike is listed, and compiled, with that one.
+    for launch in of_kernel:
+        if launch.variant.startswith(model):
+            assert faults(compile_launch(launch, "sm_90")) == []
 
 
 def test_every_kernel_of_every_operator_is_compiled() -> None:
