@@ -71,18 +71,18 @@ def convolve(x_TC, x_AUC, weight_KC, bias_C, y_AUC, tile_entry, K: CI, BLOCK: CI
     """
     c = ct.bid(0)
     block = ct.bid(1)
-    owned = ct.load(tile_entry, (block // (TILE // ROWS),), (1,), check_bounds=False).item() >= 0
     if SELECT:
+        owned = ct.load(tile_entry, (block // (TILE // ROWS),), (1,), check_bounds=False).item() >= 0
         outputs = _outputs(x_TC, x_AUC, weight_KC, bias_C, y_AUC.dtype, block, c, K, BLOCK, SILU)
         for b in ct.static_iter(range(PHASES)):
             ct.store(y_AUC, (block, b, c), ct.where(owned, outputs[b], 0.0), allow_tma=False, check_bounds=False)
-    elif owned:
+    elif ct.load(tile_entry, (block // (TILE // ROWS),), (1,)).item() < 0:
+        for b in ct.static_iter(range(PHASES)):
+            ct.store(y_AUC, (block, b, c), ct.zeros((GROUPS, 1, BLOCK), dtype=y_AUC.dtype), allow_tma=False, check_bounds=False)
+    else:
         outputs = _outputs(x_TC, x_AUC, weight_KC, bias_C, y_AUC.dtype, block, c, K, BLOCK, SILU)
         for b in ct.static_iter(range(PHASES)):
             ct.store(y_AUC, (block, b, c), outputs[b], allow_tma=False, check_bounds=False)
-    else:
-        for b in ct.static_iter(range(PHASES)):
-            ct.store(y_AUC, (block, b, c), ct.zeros((GROUPS, 1, BLOCK), dtype=y_AUC.dtype), allow_tma=False, check_bounds=False)
 
 
 @ct.kernel(occupancy=8)
