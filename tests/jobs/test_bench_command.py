@@ -121,6 +121,7 @@ def test_kernels_tells_of_rows_and_keeps_them(monkeypatch: pytest.MonkeyPatch, t
         ("facts", lambda _: known),
         ("cases", lambda *_: iter(cases)),
         ("time_on_gpu", lambda _: 2e-3),
+        ("launch_times", lambda operator, _: {f"kernel of {operator}": 1.5}),
     ):
         monkeypatch.setattr(f"longscan.jobs.benchmark.operators.{name}", value)
     assert bench.main(["kernels", "--operator", "ssd", "--json", str(tmp_path / "kept.json")]) == 1
@@ -128,6 +129,8 @@ def test_kernels_tells_of_rows_and_keeps_them(monkeypatch: pytest.MonkeyPatch, t
     assert "copies 4.20 TB/s and multiplies 700 TFLOP/s" in out
     assert "fla-core not installed" in out
     assert "2.0000 ms  2.00 x the limit of 1.0000 ms (bytes)" in out
+    assert "of it: kernel of ssd 1.5000 ms" in out
+    assert "kernel of conv1d" not in out, "what is wrong has no times"
     assert err.startswith("longscan-bench: wrong: conv1d (small; two): wrong: more than 0.02")
     kept = json.loads((tmp_path / "kept.json").read_text())
     assert [row["longscan"]["milliseconds"] for row in kept["rows"]] == [2.0, None]
