@@ -56,10 +56,15 @@ class Metrics:
     def seconds(self) -> float:
         return round(self._clock() - self._began, 3)
 
+    @property
+    def due(self) -> bool:
+        """The next `add` writes: so the caller makes sure before that the output is still this run's."""
+        return self._clock() - self._written >= WRITE_S
+
     def add(self, result: Result, computed_tokens: int) -> None:
         """A shard has ended. computed_tokens: that went through the model in this start so far."""
         self._results.append(result)
-        if self._clock() - self._written >= WRITE_S:
+        if self.due:
             self.write(computed_tokens)
 
     def write(self, computed_tokens: int) -> None:

@@ -254,7 +254,7 @@ def _run_shards(
         # Closed, not left to the garbage collector: workers must have ended before the output is unlocked.
         with closing(start(job, workers, chains, progress)) as results:
             for result in results:
-                output.check()
+                output.check(now=metrics.due)
                 if result.index not in left and result.report is not None:
                     continue  # of a chain that goes on: done by an earlier start
                 ended.append(result)

@@ -1,4 +1,4 @@
-"""What every test begins without: the secrets of URIs that others have met in this process. And what many tests of jobs begin with."""
+"""What holds for every test: no secrets of URIs that others have met, no examples that are too slow; and what tests of jobs begin with."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 from fakes import tiny_checkpoint
+from hypothesis import HealthCheck, settings
 from longscan.pipeline import redaction
 from threads import torch_threads
+
+# How long an example takes is the machine's affair; pytest's own limit ends one that hangs.
+settings.register_profile("longscan", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("longscan")
 
 
 @pytest.fixture(autouse=True)

@@ -1,12 +1,14 @@
 """The command started again and again, each time in a process of its own that may die in earnest, at a place that the test chooses.
 
 One process imports everything and forks for every start, so that a start takes no longer than its work. What is to happen in a
-start is a piece of Python that is run before the command: it puts its own functions in the place of longscan's.
+start is a piece of Python that is run before the command: it puts its own functions in the place of longscan's. It can import what
+tests can.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -59,7 +61,9 @@ class Starts:
     def __init__(self, folder: Path) -> None:
         """folder: for the output of each start."""
         self._log = folder / "said"
-        self._server = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        command, pipe = [sys.executable, "-c", SERVER], subprocess.PIPE
+        self._server = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=os.environ | {"PYTHONPATH": paths})
 
     def __enter__(self) -> Starts:
         return self

@@ -12,37 +12,51 @@ from typing import Any
 
 import pytest
 from longscan.jobs.run import main
+from longscan.pipeline.engine import Engine
 from longscan.pipeline.progress import Progress
 from longscan.pipeline.worker import Worker
+from waiting import HANG_S
 
 
 class Stop:
-    """Ends the run by SIGTERM once so many tokens have gone through the model."""
+    """Ends the run by SIGTERM once so many tokens have gone through the model. An engine in this process goes on when it has been told."""
 
     def __init__(self, patch: pytest.MonkeyPatch, at: int) -> None:
         self.seen = 0
         self.sent = False
-        lock = threading.Lock()
-        add, put = Progress.add_tokens, Progress.set_tokens
+        lock, told = threading.Lock(), threading.Event()
+        add, put, stop, close = Progress.add_tokens, Progress.set_tokens, Engine.stop, Engine.close
 
-        def count(seen: Callable[[], int]) -> None:
+        def count(seen: Callable[[], int]) -> bool:
             with lock:
                 self.seen = seen()
                 due = self.seen >= at and not self.sent
                 self.sent |= due
             if due:
                 os.kill(os.getpid(), signal.SIGTERM)
+            return due
 
         def added(progress: Progress, tokens: int) -> None:
             add(progress, tokens)
-            count(lambda: self.seen + tokens)
+            if count(lambda: self.seen + tokens):
+                assert told.wait(HANG_S), "the signal has not come"
 
-        def told(progress: Progress, tokens: int) -> None:
+        def counted(progress: Progress, tokens: int) -> None:
             put(progress, tokens)
             count(lambda: tokens)
 
+        def stopped(engine: Engine, timeout_s: float) -> bool:
+            told.set()
+            return stop(engine, timeout_s)
+
+        def closed(engine: Engine) -> None:
+            told.set()
+            close(engine)
+
         patch.setattr(Progress, "add_tokens", added)
-        patch.setattr(Progress, "set_tokens", told)
+        patch.setattr(Progress, "set_tokens", counted)
+        patch.setattr(Engine, "stop", stopped)
+        patch.setattr(Engine, "close", closed)
 
 
 def stopped(command: list[str], at: int, *, crash: bool = False) -> int:

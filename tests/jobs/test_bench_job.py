@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from fakes import tiny_checkpoint
+from longscan.jobs import bench_fake
 from longscan.jobs.bench import main
 from longscan.jobs.bench_corpus import LENGTHS, lengths_of, make_corpus
 from longscan.jobs.bench_fake import Moment, SleepingModel
@@ -47,16 +47,35 @@ def test_a_corpus_has_the_lengths_in_tokens(tmp_path: Path) -> None:
     assert (corpus.documents, corpus.tokens, corpus.longest) == (4, sum(lengths), 20_000)
 
 
-def test_the_sleeping_device_takes_its_time_once_for_all_that_is_queued() -> None:
+class Clock:
+    """What the sleeping device asks of the module `time`."""
+
+    def __init__(self) -> None:
+        self.now, self.slept = 100.0, 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+        self.now += seconds
+
+
+def test_the_sleeping_device_takes_its_time_once_for_all_that_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(bench_fake, "time", clock)
     model = SleepingModel(rate=64_000.0, width=3)
     segments = Segments.pack([Entry(0, 64)], 10)
-    began = time.perf_counter()
     for _ in range(3):
         hidden_TD, _ = model.step(None, segments, None)  # type: ignore[arg-type]
-    assert time.perf_counter() - began < 0.01
+    assert clock.slept == 0
     assert hidden_TD.shape == (640, 3)
-    Moment(model.busy_until).synchronize()
-    assert 0.03 <= time.perf_counter() - began < 0.2
+    done = Moment(model.busy_until)
+    assert not done.query()
+    clock.now += 0.01
+    done.synchronize()
+    assert clock.slept == pytest.approx(0.02)
+    assert done.query()
     assert Moment(1.0).elapsed_time(Moment(1.5)) == 500.0
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ import pytest
 from fakes import tiny_checkpoint
 from longscan.jobs.run import main
 from tiny_jobs import rows, snapshot, success, table, texts, unfinish, words, write_input
+from waiting import HANG_S, until
 
 
 @pytest.fixture
@@ -37,8 +37,26 @@ sys.exit(main())
 """
 
 
-def run_process(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", AS_FROM_A_TERMINAL, *arguments]
+HELD_BEHIND_THREE_SHARDS = """
+import threading
+from pathlib import Path
+from longscan.pipeline.engine import Engine
+from longscan.pipeline.forward import Forward
+launch, stop, told = Forward.launch, Engine.stop, threading.Event()
+def held(forward, step):
+    if len(list(Path("out/_run/manifest").glob("*.json"))) >= 3:
+        told.wait()
+    return launch(forward, step)
+def stopped(engine, timeout_s):
+    told.set()
+    return stop(engine, timeout_s)
+Forward.launch, Engine.stop = held, stopped
+"""
+"""So that a signal finds the run in the middle: steps behind that wait until the engine is told to stop."""
+
+
+def run_process(*arguments: str, cwd: Path, first: str = "") -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", first + AS_FROM_A_TERMINAL, *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONWARNINGS": ""}
     return subprocess.Popen(command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -250,7 +268,7 @@ class TestProcess:
 
     def test_errors_are_a_line_without_a_trace(self, tmp_path: Path) -> None:
         process = run_process("input.path=gone", "output.path=out", cwd=tmp_path)
-        out, said = process.communicate(timeout=120)
+        out, said = process.communicate(timeout=HANG_S)
         assert process.returncode == 2
         assert out == ""
         assert said.strip().splitlines()[-1].startswith("longscan: error: ")
@@ -262,16 +280,13 @@ class TestProcess:
     def test_a_signal_stops_it_and_a_later_run_completes(
         self, number: int, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        source = write_input(tmp_path / "in.parquet", [text * 30 for text in texts(40)], row_group=1)
-        job = words(model, source, "out", "output.shard_tokens=1000", "cluster=inprocess", "task=embed_score")
-        process = run_process(*job, cwd=tmp_path)
-        manifest, end = tmp_path / "out" / "_run" / "manifest", time.monotonic() + 120
-        while not (manifest.is_dir() and len(list(manifest.glob("*.json"))) >= 3):
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        source = write_input(tmp_path / "in.parquet", [text * 3 for text in texts(40)], row_group=1)
+        job = words(model, source, "out", "output.shard_tokens=64", "cluster=inprocess", "task=embed_score")
+        process = run_process(*job, cwd=tmp_path, first=HELD_BEHIND_THREE_SHARDS)
+        manifest = tmp_path / "out" / "_run" / "manifest"
+        until(lambda: len(list(manifest.glob("*.json"))) >= 3, process)
         process.send_signal(number)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=HANG_S)
         assert process.returncode == 75, said
         assert said.strip().splitlines()[-1].startswith("longscan: error: stopped; what is done is kept")
         assert "Traceback" not in said

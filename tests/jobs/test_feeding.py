@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,15 +19,20 @@ from longscan.jobs.bench_fake import sleeping_engine
 from longscan.jobs.bench_job import add_arguments, bench_job
 from longscan.jobs.command import DEMO_MODEL
 from longscan.jobs.compose import compose_job
+from longscan.pipeline.engine import Engine
+from longscan.pipeline.job import Job
+from longscan.pipeline.meter import Meter
+from longscan.pipeline.results import Launched
 from longscan.pipeline.run import run
 from longscan.pipeline.worker import COLLECT_AT
 from tiny_jobs import table
+from waiting import HANG_S
 
 STEP = 4096
 
-HOST_NS_PER_TOKEN = 700
-"""CPU time beside tokenization, for documents of 500 tokens: 340 to 410 on busy cores, of which what a process does once is a part:
-230 to 275 in six times as many tokens."""
+CALLS_PER_TOKEN = 18
+"""CPU time beside tokenization, for documents of 500 tokens, in calls of a Python function that does nothing: 7 to 12 on busy cores, where
+such a call took 37 to 53 ns. What a process does once is a part of it: two thirds are left of it in six times as many tokens."""
 
 
 def options(lengths: str, tokens: int, rate: float, *keys: str) -> argparse.Namespace:
@@ -31,6 +40,21 @@ def options(lengths: str, tokens: int, rate: float, *keys: str) -> argparse.Name
     add_arguments(parser)
     words = ["--lengths", lengths, "--tokens", str(tokens), "--fake-rate", str(rate), "--model", str(DEMO_MODEL), "--keys", *keys]
     return parser.parse_args(words)
+
+
+def patient_engine(total: int, job: Job, folder: str, on_tokens: Callable[[int], None] | None, meter: Meter) -> Engine:
+    """On a device that is slower than the host, whatever the host: no step ends before the next one is there, up to the last of `total`."""
+    engine = sleeping_engine(rate=20 * STEP, width=64)(job, folder, on_tokens, meter)
+    true_finished, since = engine._forward.finished, [time.monotonic()]
+
+    def finished(launched: Launched) -> bool:
+        ready, booked = engine._lanes.ready_tokens, engine.totals.tokens
+        there = ready >= STEP or booked + ready == total
+        since[0] = time.monotonic() if there else since[0]
+        return true_finished(launched) and (there or time.monotonic() - since[0] > HANG_S)
+
+    engine._forward.finished = finished  # type: ignore[method-assign]
+    return engine
 
 
 def test_steps_stay_full_across_the_borders_of_small_shards(tmp_path: Path) -> None:
@@ -47,19 +71,37 @@ def test_steps_stay_full_across_the_borders_of_small_shards(tmp_path: Path) -> N
         f"output.shard_tokens={STEP}",
         "cluster=inprocess",
     ]
-    run(compose_job(words), build=sleeping_engine(rate=20 * STEP, width=64))
+    run(compose_job(words), build=partial(patient_engine, shards * documents * STEP // 8))
     metrics = json.loads((tmp_path / "out" / "_run" / "metrics.json").read_text())
     assert metrics["shards"] == shards
     full = shards * documents / 8
-    assert full <= metrics["steps"] <= full + 6
-    assert metrics["waste"] < 0.17
+    assert full <= metrics["steps"] <= full + 2, "the first, of what had come by then, and the last"
+    assert metrics["waste"] < 0.07
     assert table(tmp_path / "out", "documents").num_rows == shards * documents
 
 
+def seconds_of_a_call() -> float:
+    """CPU time that this machine takes, as it is now, to call a Python function that does nothing."""
+
+    def nothing(number: int) -> int:
+        return number
+
+    began = time.thread_time()
+    for number in range(500_000):
+        nothing(number)
+    return (time.thread_time() - began) / 500_000
+
+
 def test_the_host_costs_little_beside_tokenization() -> None:
-    record = bench_job(options("constant:500", 1_000_000, 4e6))
-    host = sum(cost["cpu_seconds"] for stage, cost in record.stages.items() if stage != "tokenize")
-    assert 1e9 * host / record.tokens < HOST_NS_PER_TOKEN
+    """At one of three tries, since others on the same cores slow either down."""
+    found = []
+    while len(found) < 3 and min(found, default=math.inf) >= CALLS_PER_TOKEN:
+        before = seconds_of_a_call()
+        record = bench_job(options("constant:500", 1_000_000, 4e6))
+        call = (before + seconds_of_a_call()) / 2
+        host = sum(cost["cpu_seconds"] for stage, cost in record.stages.items() if stage != "tokenize")
+        found.append(host / record.tokens / call)
+    assert min(found) < CALLS_PER_TOKEN, found
 
 
 @pytest.mark.parametrize(("size", "most"), [(1000, 0.05), (500, 0.05)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from longscan.jobs.run import main
 from longscan.pipeline.lock import RunLock
 from starts import DIE, Starts
 from tiny_jobs import same_tables, snapshot, success, texts, words, write_input
+from waiting import until
 
 SHARDS = 4
 MORE = ("task=embed_score", "task.embedding.window_tokens=64", "task.score.window_tokens=64", "max_errors=1", "cluster=inprocess")
@@ -22,8 +22,8 @@ MORE = ("task=embed_score", "task.embedding.window_tokens=64", "task.score.windo
 PATCH = (
     DIE
     + """
-import time
-from longscan.pipeline import carryfiles, disk, forward, ledger, output, suspects, tables, write
+import leisure
+from longscan.pipeline import carryfiles, disk, ledger, output, suspects, tables, write
 def at(place, name, when, whole, before=True):
     # `whole`, which dies before or after it has done what it is asked, where `when` says so of its arguments
     def patched(*a, **k):
@@ -38,13 +38,6 @@ def nth_carry(name):
     global carries
     carries += name.endswith(".carry")
     return carries == 2 and name.endswith(".carry")
-def at_leisure():
-    # steps so far apart that carries are written between them, on whatever disk
-    whole = forward.Forward.launch
-    def launch(*a):
-        time.sleep(0.2)
-        return whole(*a)
-    forward.Forward.launch = launch
 def half(path, data, whole=disk._temporary_beside):
     if not nth_carry(path): return whole(path, data)
     with open(os.path.join(os.path.dirname(path), ".longscan-half"), "wb") as file: file.write(data[: len(data) // 2])
@@ -58,9 +51,9 @@ CRASHES = {
     "in_the_planner_behind_the_plan": "at(output, 'atomic_write', lambda to, _: to.name == 'fingerprint.json', output.atomic_write)",
     "before_the_write": "at(write.PartWriter, '_open_tables', lambda part, _: part._shard.index == 1, write.PartWriter._open_tables)",
     "in_the_write": "at(tables.PartFile, 'write', lambda *_: True, tables.PartFile.write, before=False)",
-    "in_the_middle_of_a_carrys_save": "at_leisure(); disk._temporary_beside = half",
-    "with_a_carry_whole_and_not_moved": "at_leisure(); at(disk.os, 'replace', lambda _, to: nth_carry(to), disk.os.replace)",
-    "behind_a_carry_with_the_one_before_still_there": "at_leisure(); at(carryfiles, 'remove', lambda _: True, carryfiles.remove)",
+    "in_the_middle_of_a_carrys_save": "leisure.take(); disk._temporary_beside = half",
+    "with_a_carry_whole_and_not_moved": "leisure.take(); at(disk.os, 'replace', lambda _, to: nth_carry(to), disk.os.replace)",
+    "behind_a_carry_with_the_one_before_still_there": "leisure.take(); at(carryfiles, 'remove', lambda _: True, carryfiles.remove)",
     "with_the_files_whole_and_none_moved": "at(write, 'commit_file', lambda path, to: second(path, to), write.commit_file)",
     "between_two_files_of_a_shard": (
         "at(write, 'commit_file', lambda path, to: second(path, to) and to.parent.name == 'errors', write.commit_file)"
@@ -128,14 +121,14 @@ def test_a_crash_and_the_next_start(starts: Starts, job: list[str], undisturbed:
 
 
 ASLEEP = """
-import os, signal, threading, time
-from longscan.pipeline import write
+import signal, threading
+from longscan.pipeline import metrics, write
+metrics.WRITE_S = 0.0  # it wakes up when they are due
 whole, asleep = write.gate, threading.Lock()
 def gate(*a, **k):
     with asleep:  # no other shard's thread is in the gate meanwhile
         if write.gate is gate:
-            os.kill(os.getpid(), signal.SIGSTOP)
-            time.sleep(1)  # another thread may be the one to take the signal, and this one goes on for as long
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # to this thread, or another takes it while this one goes on
             write.gate = whole
     return whole(*a, **k)
 write.gate = gate
@@ -149,10 +142,7 @@ def test_who_was_taken_for_dead_and_wakes_up_changes_nothing(
     out = tmp_path / "out"
     command = [*job, f"output.path={out}"]
     asleep = starts.begin(command, ASLEEP)
-    end = time.monotonic() + 60
-    while Path(f"/proc/{asleep}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: Path(f"/proc/{asleep}/stat").read_text().rpartition(")")[2].split()[0] == "T")
     monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
     monkeypatch.setattr(RunLock.__init__, "__kwdefaults__", RunLock.__init__.__kwdefaults__ | {"beat_s": 0.1, "stale_s": 0.0})
     try:

@@ -20,6 +20,7 @@ from longscan.pipeline.config import EmbeddingConfig, ScoreConfig, TaskConfig
 from longscan.pipeline.engine import Engine, EngineFailed
 from longscan.pipeline.errors import ConfigError, DocumentError
 from longscan.pipeline.records import DocumentRow, ErrorRow, Outcome, TokensRow, TokenStream, WindowRow
+from waiting import HANG_S
 
 CONTEXT = 3
 POOLINGS = ["mean", "last", "max", "weighted_mean"]
@@ -296,7 +297,7 @@ class Waiting(CountingModel):
     def step(self, ids_T: torch.Tensor, segments: Segments, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if segments.entries[0].lane_in != NO_LANE:  # not the context's own step
             self.entered.set()
-            assert self.go_on.wait(30)
+            assert self.go_on.wait(HANG_S)
         return super().step(ids_T, segments, state)
 
 
@@ -306,7 +307,7 @@ def test_what_was_on_the_device_when_a_document_broke_is_dropped() -> None:
 
     def blocks() -> Iterator[Any]:
         yield next(whole.blocks)
-        assert model.entered.wait(30)
+        assert model.entered.wait(HANG_S)
         raise DocumentError("tokenize", "broken while it runs")
 
     with engine(model=model) as one:
@@ -374,7 +375,7 @@ def test_a_failing_step_reaches_every_caller() -> None:
         model.broken.set()
         for call in [pool.submit(list, rows) for rows in endless]:
             with pytest.raises(EngineFailed, match="FloatingPointError: device lost") as caught:
-                call.result(timeout=30)
+                call.result(timeout=HANG_S)
             assert isinstance(caught.value.__cause__, FloatingPointError)
         with pytest.raises(EngineFailed, match="device lost"):
             list(one.process(streams([1])))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -30,6 +29,7 @@ from longscan.pipeline.schemas import HeadShape
 from longscan.pipeline.tokenize.blocks import LaterBlocks
 from longscan.pipeline.tokenize.prompt import Prompt
 from recurrence import truth
+from waiting import HANG_S, until
 
 VOCAB = 320
 CONTEXT = 0
@@ -201,14 +201,14 @@ def run_until(
         seen += tokens
         if seen >= stop_at and not due.is_set():
             due.set()
-            time.sleep(0.05)  # or the stop would come some steps later
+            until(lambda: engine._stopping or engine._closed)
 
     keeper = Keeping(checkpoint_tokens=256)
     with place.engine(variant, lanes=lanes, on_tokens=count) as engine:
 
         def stop() -> None:
             due.wait()
-            engine.stop(60)
+            engine.stop(HANG_S)
 
         stopper = threading.Thread(target=stop)
         stopper.start()

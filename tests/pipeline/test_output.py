@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from longscan.pipeline.records import Document, DocumentRow, ErrorRow
 from longscan.pipeline.shards import RowGroup, SourceFile
 from longscan.pipeline.storage import Location, atomic_write, children, exists, locate, read_bytes
 from longscan.pipeline.write import Writer
+from waiting import until
 
 TASK = TaskConfig("score", score=ScoreConfig(per_token=True))
 FILES = [SourceFile(f"/in/{i}.parquet", f"{i}.parquet", 10, "mtime_ns:1", (RowGroup(2, 4000),)) for i in range(3)]
@@ -396,13 +396,9 @@ def test_a_run_that_was_killed_is_taken_over_at_once(tmp_path: Path, caplog: pyt
         with pytest.raises(OutputError, match=f"process {holder.pid} on"):
             RunLock(locate(str(tmp_path)))
         holder.kill()
-        began = time.monotonic()
-        while True:  # the kernel takes a moment to end it; nobody has waited for it yet, so it stays as a zombie
-            try:
-                lock = RunLock(locate(str(tmp_path)))
-                break
-            except OutputError:
-                assert time.monotonic() - began < 10
+        # The kernel takes a moment to end it; nobody waits for it yet, so it stays as a zombie.
+        until(lambda: Path(f"/proc/{holder.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+        lock = RunLock(locate(str(tmp_path)))
     with lock:
         assert f"taking over from a run that is gone: process {holder.pid}" in caplog.text
 
@@ -463,20 +459,13 @@ def test_a_torn_lock_is_nobodys(path: str, torn: bytes) -> None:
         assert children(locate(path) / "_run" / "lock") == ["000004"]
 
 
-def wait_for(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_beats_go_on_and_a_run_that_was_taken_over_learns_of_it(path: str, caplog: pytest.LogCaptureFixture) -> None:
     place = locate(path)
     lock = RunLock(place, beat_s=0.02)
-    wait_for(lambda: json.loads(read_bytes(place / "_run" / "lock" / "000001") or b"{}").get("beat", 0) > 2)
+    until(lambda: json.loads(read_bytes(place / "_run" / "lock" / "000001") or b"{}").get("beat", 0) > 2)
     lock.check()
     leave(place, ELSEWHERE, number=2)
-    wait_for(lambda: "another run has taken this output over" in caplog.text)
+    until(lambda: "another run has taken this output over" in caplog.text)
     with pytest.raises(OutputError, match="another run has taken this output over"):
         lock.check()
     lock.release()
@@ -494,10 +483,10 @@ def test_a_disk_that_is_full_for_a_while_does_not_end_the_run(
                 raise OutputError("No space left on device")
 
             patch.setattr(locking, "atomic_write", full)
-            wait_for(lambda: "the lock cannot be refreshed: No space left on device" in caplog.text)
+            until(lambda: "the lock cannot be refreshed: No space left on device" in caplog.text)
         lock.check()
         before = json.loads(read_bytes(place / "_run" / "lock" / "000001") or b"{}")["beat"]
-        wait_for(lambda: json.loads(read_bytes(place / "_run" / "lock" / "000001") or b"{}")["beat"] > before)
+        until(lambda: json.loads(read_bytes(place / "_run" / "lock" / "000001") or b"{}")["beat"] > before)
 
 
 def test_a_lock_that_cannot_be_given_back_hides_nothing(

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import leisure
 import pytest
 from longscan.jobs.run import main
+from longscan.pipeline.forward import Forward
 from longscan.pipeline.frames import pack
-from longscan.pipeline.lanes import Lanes
 from longscan.pipeline.leftover import kept_tokens, leftover
-from longscan.pipeline.opened import OpenDocument
 from longscan.pipeline.progress import Progress
 from longscan.pipeline.shardkeeper import ShardKeeper
 from longscan.pipeline.storage import locate
@@ -103,13 +102,7 @@ def test_after_sigterm_nothing_is_computed_twice(model: Path, source: Path, undi
 def test_after_a_crash_at_most_an_interval_of_each_document_in_flight(
     model: Path, source: Path, undisturbed: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    book = Lanes._book_carry
-
-    def book_and_wait(lanes: Lanes, document: OpenDocument, taken: int) -> int:
-        time.sleep(0.004)  # a model of this size computes faster than any disk writes carries
-        return book(lanes, document, taken)
-
-    monkeypatch.setattr(Lanes, "_book_carry", book_and_wait)
+    monkeypatch.setattr(Forward, "launch", leisure.launch)  # a model of this size computes faster than any disk writes carries
     expected = undisturbed("everything")
     total = sum(row["num_tokens"] for row in rows(expected, "documents"))
     command = [*job(model, source, tmp_path / "out", "everything"), "engine.checkpoint_tokens=1024"]

@@ -10,9 +10,9 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,16 @@ import pytest
 import saboteurs
 from longscan.jobs.compose import compose_job
 from longscan.jobs.run import main
+from longscan.pipeline import cluster
 from longscan.pipeline.errors import OutputError
+from longscan.pipeline.job import EngineBuilder
+from longscan.pipeline.output import RunFolder
+from longscan.pipeline.plan import Plan
 from longscan.pipeline.run import run
 from longscan.pipeline.shards import ShardReport
 from stopping import Stop, carries, stopped
 from tiny_jobs import rows, success, table, texts, unfinish, words, write_input
+from waiting import until
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own, on import and at its end
 
@@ -68,7 +73,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     script = str(Path(sys.executable).with_name("ray"))
     settings = ("--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=4", "--include-dashboard=false")
     folder = tmp_path_factory.mktemp("ray")
-    quiet = os.environ | {"RAY_BACKEND_LOG_LEVEL": "fatal"}
+    paths = os.pathsep.join([str(Path(saboteurs.__file__).parent), os.environ.get("PYTHONPATH", "")])
+    quiet = os.environ | {"RAY_BACKEND_LOG_LEVEL": "fatal", "PYTHONPATH": paths}
     with (folder / "log").open("wb") as log:
         # A session of its own: whatever it starts ends with it, and nothing else does.
         head = subprocess.Popen([script, "start", *settings], stdout=log, stderr=log, env=quiet, start_new_session=True)
@@ -81,14 +87,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             head.wait(5)
         except subprocess.TimeoutExpired:
             os.killpg(head.pid, signal.SIGKILL)
-
-
-def until(happened: Callable[[], object], process: subprocess.Popen[bytes] | None = None, seconds: float = 90) -> None:
-    end = time.monotonic() + seconds
-    while not happened():
-        assert process is None or process.poll() is None, "the process has ended"
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.005)
 
 
 def assert_same(output: Path, expected: Path) -> None:
@@ -128,12 +126,13 @@ def test_on_a_cluster_whose_worker_is_killed(alone: Path, address: str, model: P
         assert b"ray::" in Path(f"/proc/{pid}/cmdline").read_bytes()
         os.kill(pid, signal.SIGKILL)
         killed.append(committed(output))
+        saboteurs.go_on(output).touch()
 
     killer = threading.Thread(target=kill)
     killer.start()
-    code = main(job(model, source, output, "cluster=ray", f"cluster.address={address}", "cluster.workers=1"))
+    command = job(model, source, output, "cluster=ray", f"cluster.address={address}", "cluster.workers=1")
+    run(compose_job(command), build=saboteurs.held_behind_a_shard)
     killer.join()
-    assert code == 0
     assert killed
     assert killed[0] < 12, "it was killed too late to lose anything"
     assert_same(output, alone)
@@ -145,7 +144,7 @@ def test_a_hang_and_a_device_that_fails_start_workers_anew_and_cost_one_document
 ) -> None:
     monkeypatch.setenv(saboteurs.MARK, str(tmp_path / "mark"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(saboteurs.__file__).parent), os.environ.get("PYTHONPATH", "")]))
-    more = ("cluster=local", "cluster.workers=1", "cluster.cpus_per_worker=1", "cluster.hang_s=5", "cluster.max_attempts=2", "max_errors=2")
+    more = ("cluster=local", "cluster.workers=1", "cluster.cpus_per_worker=1", "cluster.hang_s=1", "cluster.max_attempts=2", "max_errors=2")
     run(compose_job(job(model, source, tmp_path / "out", *more)), build=saboteurs.sabotaged)
     assert (tmp_path / "mark").exists(), "it hung"
     errors = rows(tmp_path / "out", "errors")
@@ -166,26 +165,46 @@ def test_a_device_that_is_lost_costs_a_start_of_its_worker_and_nobody_is_blamed(
     assert_same(tmp_path / "out", alone)
 
 
+def hold(patch: pytest.MonkeyPatch, output: Path, build: EngineBuilder) -> None:
+    """The command's engines are made by `build`, which holds them; they go on when workers are told to stop."""
+    true_flush = cluster._flush
+
+    def flush(tally: Any, grace_s: float) -> None:
+        saboteurs.go_on(output).touch()
+        true_flush(tally, grace_s)
+
+    patch.setattr(cluster, "_flush", flush)
+    patch.setattr("longscan.pipeline.run.run", partial(run, build=build))
+
+
 def test_on_a_cluster_that_is_told_to_stop(
-    alone: Path, address: str, model: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    alone: Path,
+    address: str,
+    model: Path,
+    source: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     output = tmp_path / "out"
+    hold(monkeypatch, output, saboteurs.held_behind_a_shard)
 
     def stop() -> None:
         until(lambda: committed(output) >= 1)
         os.kill(os.getpid(), signal.SIGTERM)
 
     stopper = threading.Thread(target=stop)
-    slow = ("engine.step_tokens=64", "engine.lanes=1", "cluster.workers=[1,2]")
-    before = signal.signal(signal.SIGTERM, lambda *_: None)  # a signal that comes too late fails the test, and does not end all tests
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # a signal to a run that has failed fails the test, and does not end all tests
     try:
         stopper.start()
-        code = main(job(model, source, output, "cluster=ray", f"cluster.address={address}", *slow))
+        code = main(job(model, source, output, "cluster=ray", f"cluster.address={address}", "cluster.workers=[1,2]"))
         stopper.join()
     finally:
         signal.signal(signal.SIGTERM, before)
     assert code == 75
     assert "longscan: error: stopped; what is done is kept" in capsys.readouterr().err
+    assert 1 <= committed(output) < 12
+    monkeypatch.undo()
     assert main(job(model, source, output, "cluster=inprocess")) == 0
     assert_same(output, alone)
 
@@ -202,9 +221,9 @@ def test_a_worker_that_cannot_start_is_told_in_a_line(
 
 def test_a_cluster_that_is_not_there_is_told_at_once(model: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
+        free.bind(("127.0.0.1", 0))  # and does not listen; nor can anybody else there
         nobody = f"127.0.0.1:{free.getsockname()[1]}"
-    assert main(job(model, source, tmp_path / "out", "cluster=ray", f"cluster.address={nobody}")) == 2
+        assert main(job(model, source, tmp_path / "out", "cluster=ray", f"cluster.address={nobody}")) == 2
     said = capsys.readouterr().err
     assert "cluster.address: expected the address of a running Ray cluster" in said
     assert nobody in said
@@ -218,15 +237,14 @@ class TestInThisProcess:
         """A folder stands where the documents of shard 4 belong."""
         monkeypatch.setattr("longscan.pipeline.worker.TRIES", 1)
         output, wall = tmp_path / "out", tmp_path / "out" / "documents" / "part-00004-of-00012.parquet" / "wall"
+        true_start = RunFolder.start
 
-        def obstruct() -> None:
-            until(lambda: (output / "_run" / "fingerprint.json").exists())
+        def start(folder: RunFolder, plan: Plan) -> None:
+            true_start(folder, plan)
             wall.mkdir(parents=True)
 
-        builder = threading.Thread(target=obstruct)
-        builder.start()
+        monkeypatch.setattr(RunFolder, "start", start)
         code = main(job(model, source, output, "cluster=inprocess"))
-        builder.join()
         said = capsys.readouterr().err
         assert code == 75, said
         assert "1 of 12 shards failed, the first of them shard 4: OutputError" in said
@@ -292,11 +310,14 @@ class TestInThisProcess:
         assert_same(tmp_path / "out", alone)
 
 
-def test_workers_keep_what_they_are_at_when_the_run_is_stopped(model: Path, tmp_path: Path) -> None:
+def test_workers_keep_what_they_are_at_when_the_run_is_stopped(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With an interval that no document reaches, every carry there is comes from the stop."""
-    source = write_input(tmp_path / "in.parquet", [" ".join(texts(120, seed=n)) for n in range(4)], row_group=2)
+    source = write_input(tmp_path / "in.parquet", [" ".join(texts(40, seed=n)) for n in range(4)], row_group=2)
     command = job(model, source, tmp_path / "out", "engine.checkpoint_tokens=1048576")
-    assert stopped([*command, "cluster=local", "cluster.workers=2"], 1000) > 0
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(saboteurs.__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    with monkeypatch.context() as patch:
+        hold(patch, tmp_path / "out", saboteurs.held_behind_tokens)
+        assert stopped([*command, "cluster=local", "cluster.workers=2"], 1000) > 0
     kept = sorted((tmp_path / "out" / "_run" / "carries").rglob("*.carry"))
     assert kept
     with pytest.MonkeyPatch.context() as patch:

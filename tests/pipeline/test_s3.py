@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -21,6 +20,7 @@ from longscan.pipeline.lock import RunLock
 from longscan.pipeline.storage import atomic_write, children, commit_file, create_exclusive, exists, locate, read_bytes, remove
 from starts import DIE, Starts
 from tiny_jobs import same_tables, table, texts, words, write_input
+from waiting import HANG_S, until
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the client's libraries
 
@@ -50,19 +50,18 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3fs.S3FileSyste
             yield fs
         finally:
             server.send_signal(signal.SIGTERM)
-            server.wait(20)
+            server.wait(HANG_S)
 
 
 def _await(port: int, server: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + 60
-    while True:
+    def answers() -> bool:
         try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
+            socket.create_connection(("127.0.0.1", port), timeout=HANG_S).close()
         except OSError:
-            assert server.poll() is None
-            assert time.monotonic() < end
-            time.sleep(0.05)
+            return False
+        return True
+
+    until(answers, server)
 
 
 def test_the_few_operations_that_the_pipeline_needs(store: s3fs.S3FileSystem, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from longscan.pipeline.suspects import SINGLY, History
 from longscan.pipeline.turns import Turns
 from starts import DIE, Starts
 from tiny_jobs import rows, texts, words, write_input
+from waiting import HANG_S, until
 
 
 @given(num_rows=st.integers(0, 700), data=st.data(), max_attempts=st.integers(2, 7))
@@ -99,26 +100,31 @@ def test_only_what_died_under_a_driver_that_lived_counts(tmp_path: Path) -> None
 
 def test_who_wants_to_be_alone_is() -> None:
     turns, inside, seen = Turns(), [0], []
-    lock = threading.Lock()
+    lock, both = threading.Lock(), threading.Barrier(2)
 
     def go(alone: bool) -> None:
-        for _ in range(20):
+        for n in range(20):
             with turns.alone() if alone else turns.together():
                 with lock:
                     inside[0] += 1
-                time.sleep(0.0005)
+                if alone:
+                    time.sleep(0.0005)  # for others to come in, if they could
+                elif n == 0:
+                    both.wait(HANG_S)
                 with lock:
                     seen.append((alone, inside[0]))
                     inside[0] -= 1
 
-    threads = [threading.Thread(target=go, args=(n == 0,)) for n in range(4)]
-    for thread in threads:
+    threads = [threading.Thread(target=go, args=(n > 1,)) for n in range(3)]
+    for thread in threads[:2]:
         thread.start()
+    until(lambda: any(not alone for alone, _ in seen))  # who waits to be alone would keep the second of them out
+    threads[2].start()
     for thread in threads:
-        thread.join(20)
-    assert len(seen) == 80
+        thread.join(HANG_S)
+    assert len(seen) == 60
     assert {together for alone, together in seen if alone} == {1}
-    assert max(together for alone, together in seen if not alone) > 1
+    assert max(together for alone, together in seen if not alone) == 2
 
 
 @pytest.fixture(scope="module")
@@ -172,8 +178,9 @@ forward.Forward.launch = launch
 """
 
 SPOT = """
-import time
+import leisure
 from longscan.pipeline import keeper
+leisure.take()
 whole = keeper.ShardKeeper._save
 saved = []
 def save(self, carry, owner, counts):
@@ -181,12 +188,6 @@ def save(self, carry, owner, counts):
     saved.append(carry.position)
     if len(saved) == 2: die()
 keeper.ShardKeeper._save = save
-from longscan.pipeline import lanes
-book = lanes.Lanes._book_carry
-def book_and_wait(self, document, taken):
-    time.sleep(0.01)
-    return book(self, document, taken)
-lanes.Lanes._book_carry = book_and_wait
 """
 
 
