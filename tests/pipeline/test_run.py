@@ -20,7 +20,7 @@ import pytest
 import saboteurs
 from longscan.jobs.compose import compose_job
 from longscan.jobs.run import main
-from longscan.pipeline import cluster
+from longscan.pipeline.cluster import pool
 from longscan.pipeline.errors import OutputError
 from longscan.pipeline.job import EngineBuilder
 from longscan.pipeline.output import RunFolder
@@ -167,13 +167,13 @@ def test_a_device_that_is_lost_costs_a_start_of_its_worker_and_nobody_is_blamed(
 
 def hold(patch: pytest.MonkeyPatch, output: Path, build: EngineBuilder) -> None:
     """The command's engines are made by `build`, which holds them; they go on when workers are told to stop."""
-    true_flush = cluster._flush
+    true_flush = pool._flush
 
     def flush(tally: Any, grace_s: float) -> None:
         saboteurs.go_on(output).touch()
         true_flush(tally, grace_s)
 
-    patch.setattr(cluster, "_flush", flush)
+    patch.setattr(pool, "_flush", flush)
     patch.setattr("longscan.pipeline.run.run", partial(run, build=build))
 
 
