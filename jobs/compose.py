@@ -159,6 +159,8 @@ def explain(error: Exception) -> str:
         full = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), None)
     if full and re.match(r"Key '[^']*' not in '", text):
         text = "no such key" + text.partition("Config'")[2]
+    if "is not a ListConfig, list or tuple" in text:
+        text = "expected a list, written [a,b]; of one [a]"
     near = near_keys(str(full)) if full else []
     return (f"{full}: " if full else "") + text + (f"; did you mean {' or '.join(near)}?" if near else "")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,6 +40,8 @@ class Speeds(NamedTuple):
     """Of a single document that fills the steps: lower on a GPU, where it is scanned from tile to tile."""
     program_bytes: int
     """What the process holds without a model."""
+    step_bytes: int = 0
+    """That a full step took at its peak, on a CPU; 0 where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ class Estimate:
             parts["the program itself"] = self.program_bytes
         said = ", ".join(f"{what} {num_bytes(size)}" for what, size in parts.items())
         beside = "" if self.device == "cpu" else f"; on the host {num_bytes(self.program_bytes)}, and what it reads"
-        return f"memory      about {num_bytes(sum(parts.values()))} a worker: {said}{beside}"
+        return f"memory      at least about {num_bytes(sum(parts.values()))} a worker: {said}{beside}"
 
     def _longest(self) -> list[str]:
         if not self.sample.rows:
@@ -137,7 +141,7 @@ def estimate(
         program_bytes=speeds.program_bytes,
         weights_bytes=geometry.num_parameters * itemsize,
         state_bytes=slots * geometry.state_bytes(itemsize),
-        step_bytes=step,
+        step_bytes=max(step, speeds.step_bytes),
         pace=pace,
         workers=at_work,
         tail=foresee(chains, at_work, pace),
@@ -161,7 +165,7 @@ def measure_speed(
 
     path, revision: of the model, which may have to be fetched there.
     """
-    return _speeds(path, revision, choice, step_tokens, [segment_tokens], cores, scores)[0]
+    return _speeds(path, revision, choice, step_tokens, [segment_tokens], cores, scores)[0][0]
 
 
 def measure_speeds(
@@ -170,8 +174,8 @@ def measure_speeds(
     """The same, and that of a single document."""
     program = _resident_bytes()
     sizes = [segment_tokens] if choice.device == "cpu" else [segment_tokens, step_tokens]
-    speeds = _speeds(path, revision, choice, step_tokens, sizes, cores, scores)
-    return Speeds(speeds[0], speeds[-1], program)
+    speeds, step_bytes = _speeds(path, revision, choice, step_tokens, sizes, cores, scores)
+    return Speeds(speeds[0], speeds[-1], program, step_bytes)
 
 
 def _resident_bytes() -> int:
@@ -185,24 +189,29 @@ def _resident_bytes() -> int:
 
 def _speeds(
     path: str, revision: str | None, choice: Choice, step_tokens: int, segments: Sequence[int], cores: int, scores: bool
-) -> list[float]:
+) -> tuple[list[float], int]:
+    """Of steps with each of these segments; and the bytes that a full step takes on a CPU."""
     tokens = min(step_tokens, PROBE_TOKENS.get(choice.device, step_tokens)) // TILE * TILE
     dtype = getattr(torch, choice.dtype)
     model = load_model(fetch_model(path, revision).folder, dtype=dtype, device=choice.device, backend=choice.backend, format=choice.format)
 
-    def measure() -> list[float]:
+    def measure() -> tuple[list[float], int]:
         torch.set_num_threads(min(cores, torch.get_num_threads()))
-        return [tokens / _seconds_a_step(model, choice, tokens, segment_tokens, scores) for segment_tokens in segments]
+        found = [_of_a_step(model, choice, tokens, segment_tokens, scores) for segment_tokens in segments]
+        return [tokens / seconds for seconds, _ in found], max(peak for _, peak in found) * step_tokens // tokens
 
-    # On a thread of its own, as a worker's engine: OpenMP's threads of the first thread wait for each other in another way,
-    # which takes many times as long where cores are shared with other work.
+    # On a thread beside another that has computed, as a worker's engine is: OpenMP's threads spin while they wait for each other,
+    # but for where they are more than there are cores. Where these are shared with other work that is many times as slow.
+    torch.ones(1 << 20).sum()
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(measure).result()
 
 
 @torch.inference_mode()
-def _seconds_a_step(model: Mamba2, choice: Choice, tokens: int, segment_tokens: int, scores: bool) -> float:
-    """The median of steps with as many documents as their segments leave room for, as in the middle of a run."""
+def _of_a_step(model: Mamba2, choice: Choice, tokens: int, segment_tokens: int, scores: bool) -> tuple[float, int]:
+    """Of steps with as many documents as their segments leave room for, as in the middle of a run: the median of their seconds, and
+    on a CPU the bytes that one takes at its peak, else 0.
+    """
     ids_T = torch.arange(tokens, device=choice.device) % choice.vocab_size
     starts = range(0, tokens, min(segment_tokens, tokens))
     entries = [Entry(at // TILE, min(segment_tokens, tokens - at), lane_out=lane) for lane, at in enumerate(starts)]
@@ -219,7 +228,21 @@ def _seconds_a_step(model: Mamba2, choice: Choice, tokens: int, segment_tokens: 
         return time.perf_counter() - began
 
     step()
+    peak = _peak_bytes(step) if choice.device == "cpu" else 0
     seconds: list[float] = []
     while sum(seconds) < PROBE_S:
         seconds.append(step())
-    return statistics.median(seconds)
+    return statistics.median(seconds), peak
+
+
+def _peak_bytes(work: Callable[[], object], about: str = "/proc/self") -> int:
+    """By which this process grows while it does `work`; 0 where the system does not tell."""
+    with suppress(OSError):
+        with open(f"{about}/clear_refs", "w", encoding="ascii") as file:
+            file.write("5")  # the peak begins anew
+        before = _resident_bytes()
+        work()
+        with open(f"{about}/status", encoding="ascii", errors="replace") as file:
+            found = re.search(r"^VmHWM:\s*(\d+) kB$", file.read(), re.MULTILINE)
+        return max(0, int(found[1]) * 1024 - before) if found else 0
+    return 0

@@ -249,6 +249,8 @@ def _run_shards(
     if not left:
         return ended
     estimated, kept = sum(shard.estimated_tokens for shard in left.values()), kept_tokens(output.place, left)
+    if job.config.cluster.mode != "inprocess":
+        log.info("workers start on Ray; the first tokens come when one has loaded the model")
     with Progress(estimated, len(left), kept_tokens=kept) as progress, _told(metrics, progress):
         start = _in_process if job.config.cluster.mode == "inprocess" else cluster.run_chains
         # Closed, not left to the garbage collector: workers must have ended before the output is unlocked.

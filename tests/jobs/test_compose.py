@@ -74,6 +74,7 @@ def test_words(word: str, read: object) -> None:
         (["dryrun=true"], ["dryrun: no such key; did you mean dry_run?"]),
         (["pooling=last"], ["pooling: no such key; did you mean task.embedding.pooling or task.classify.pooling?"]),
         (["task.pooling=last"], ["did you mean task.embedding.pooling or task.classify.pooling?"]),
+        (["input.passthrough=id"], ["input.passthrough: expected a list, written [a,b]"]),
         (["output=o8"], ["output=o8: output is no key by itself; did you mean output.path=o8?"]),
         (["task=emb"], ["task=emb", "embed, embed_score, score", "did you mean task=embed?"]),
         (["cluster=loca"], ["cluster=loca", "did you mean cluster=local?"]),

@@ -13,7 +13,7 @@ import torch
 from fakes import tiny_checkpoint
 from longscan.kernels.segments import TILE
 from longscan.pipeline.config import JobConfig
-from longscan.pipeline.dryrun import Speeds, estimate, measure_speed
+from longscan.pipeline.dryrun import Speeds, _peak_bytes, estimate, measure_speed
 from longscan.pipeline.errors import ConfigError, ModelError
 from longscan.pipeline.model import Mamba2Geometry, read_geometry
 from longscan.pipeline.nodes import Workers
@@ -234,6 +234,12 @@ def test_an_estimate_adds_up(folder: Path, geometry: Mamba2Geometry) -> None:
     assert "longest     about 2.0 M tokens, 1:06:40 alone, of 7 rows that were looked at; another may have up to 7.5 M" in said
     assert "0:00 with workers idle, which costs 0:00" in said
     assert "the program itself 300.0 MB" in said
+
+
+def test_the_peak_of_what_is_done_is_measured(tmp_path: Path) -> None:
+    found = _peak_bytes(lambda: torch.ones(1 << 24).sum())
+    assert found == 0 or 1 << 26 <= found < 1 << 27
+    assert _peak_bytes(lambda: None, str(tmp_path)) == 0
 
 
 def test_speed_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
