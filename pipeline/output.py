@@ -206,7 +206,7 @@ def _check_same(place: Location, found: Facts | None, facts: Facts, overwrite: b
     changes = "\n".join(f"  {line}" for line in explain_difference(found, facts))
     raise OutputError(
         f"{place}: holds a run of other settings or another input. What changed from that run to this one:\n{changes}\n"
-        "Set another output.path, or output.overwrite=true to replace that run"
+        "To go on with that run set these as they were; else set another output.path, or output.overwrite=true to replace it"
     )
 
 
