@@ -1,7 +1,4 @@
-"""What kept states are bound to, and what is said before a run starts: whether it can keep any, and go on from an earlier run's.
-
-What decides a state's numbers is the `state_facts` of its run, by whose hash, the binding, it is known.
-"""
+"""What is said of kept states before a run starts: whether it can keep any, and whether it can go on from an earlier run's."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.errors import ConfigError, OutputError
 from longscan.pipeline.find import spot
-from longscan.pipeline.fingerprint import Facts, explain_difference, fingerprint
+from longscan.pipeline.fingerprint import Facts, explain_difference, state_facts
 from longscan.pipeline.ledger import RUN
 from longscan.pipeline.model import Mamba2Geometry
 from longscan.pipeline.output import SUCCESS
@@ -22,29 +19,6 @@ from longscan.pipeline.storage import exists, locate, read_bytes
 from longscan.pipeline.tokenize import TextTokenizer
 
 MOST_STATE_BYTES = 2_000_000_000
-
-
-def state_facts(facts: Mapping[str, Any]) -> Facts:
-    """Of a run's facts, or of a provenance, those that the numbers in its documents' states depend on, and which sums are in them."""
-    model, task, engine = facts["model"], facts["task"], facts["engine"]
-    tokenizer = model.get("tokenizer")
-    settings: Facts = {"name": task["name"]}
-    if "embedding" in task:
-        settings["embedding"] = {name: task["embedding"][name] for name in ("pooling", "window_tokens", "prompt_text")}
-    settings |= {name: task[name] for name in ("score", "classify") if name in task}
-    return {
-        "model": {name: model[name] for name in ("content", "dtype", "decay_scale", "context_id", "prompt_ids")},
-        "tokenizer": None if tokenizer is None else {name: value for name, value in tokenizer.items() if name != "commit"},
-        "task": settings,
-        "device": facts["device"],
-        "engine": {name: engine[name] for name in ("backend", "segment_tokens", "reset_tokens", "span_tiles")},
-        "versions": facts["versions"],
-    }
-
-
-def binding(facts: Mapping[str, Any]) -> str:
-    """Hash of the `state_facts`: only a run of the same one goes on from a state."""
-    return fingerprint(state_facts(facts))
 
 
 def earlier_run(config: JobConfig) -> Facts | None:

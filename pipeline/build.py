@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
-from longscan.pipeline.bindings import binding
 from longscan.pipeline.classify import head_file, read_heads
 from longscan.pipeline.engine import Engine
 from longscan.pipeline.errors import ConfigError, OutputError
 from longscan.pipeline.fetch import fetch_model
+from longscan.pipeline.fingerprint import binding
 from longscan.pipeline.graphs import with_graphs
 from longscan.pipeline.job import Job
 from longscan.pipeline.journey import Tools

@@ -1,4 +1,4 @@
-"""What a run's results depend on, its fingerprint, and what differs between two of them, in words."""
+"""What a run's results depend on, its fingerprint; what the states that it keeps depend on, their binding; and differences, in words."""
 
 from __future__ import annotations
 
@@ -126,3 +126,26 @@ def _file_lines(old: Sequence[Sequence[Any]], new: Sequence[Sequence[Any]]) -> l
         lines.append("input files come in another order")
     more = len(lines) - MOST_FILES
     return lines if more <= 0 else [*lines[:MOST_FILES], f"and {more} more input files"]
+
+
+def state_facts(facts: Mapping[str, Any]) -> Facts:
+    """Of a run's facts, or of a provenance, those that the numbers in its documents' states depend on, and which sums are in them."""
+    model, task, engine = facts["model"], facts["task"], facts["engine"]
+    tokenizer = model.get("tokenizer")
+    settings: Facts = {"name": task["name"]}
+    if "embedding" in task:
+        settings["embedding"] = {name: task["embedding"][name] for name in ("pooling", "window_tokens", "prompt_text")}
+    settings |= {name: task[name] for name in ("score", "classify") if name in task}
+    return {
+        "model": {name: model[name] for name in ("content", "dtype", "decay_scale", "context_id", "prompt_ids")},
+        "tokenizer": None if tokenizer is None else {name: value for name, value in tokenizer.items() if name != "commit"},
+        "task": settings,
+        "device": facts["device"],
+        "engine": {name: engine[name] for name in ("backend", "segment_tokens", "reset_tokens", "span_tiles")},
+        "versions": facts["versions"],
+    }
+
+
+def binding(facts: Mapping[str, Any]) -> str:
+    """Hash of the `state_facts`: only a run of the same one goes on from a state."""
+    return fingerprint(state_facts(facts))

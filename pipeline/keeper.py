@@ -38,7 +38,7 @@ class Keeper:
     ) -> None:
         """layout: of the engine's carries. checkpoint_tokens: of a document, that a stop may cost.
 
-        binding: what states that this run keeps are bound to (`bindings.binding`). states: those of an earlier run, to go on from.
+        binding: what states that this run keeps are bound to (`fingerprint.binding`). states: those of an earlier run, to go on from.
         """
         folder = output / RUN / "carries"
         self._backlog = Backlog(folder)

@@ -5,7 +5,7 @@
         prefix_length, prefix_sha256  the beginning of the document that it depends on (`tokenize.prefix`)
         state                         a frame, as a carry's file is one (`carry`), owned by the binding and the prefix
 
-A state is bound to what decides its numbers (`bindings`), not to a run or to a row: whoever has the same beginning may go on from it.
+A state is bound to what decides its numbers (`fingerprint.binding`), not to a run or a row: who begins alike may go on from it.
 
 It is written twice: to the shard's journal when it comes, and from memory to the shard's part. Not once, though it is large: a part
 is nothing before its footer, and goes with its attempt, so that after a stop all that has finished in the shard would be computed
@@ -88,7 +88,7 @@ class KeptStates:
     """The states of an earlier run. Safe to use from several threads; the index is read when it is first asked for."""
 
     def __init__(self, output: Location, bound_to: str, layout: Layout) -> None:
-        """bound_to: the binding (`bindings`) of the run that goes on. layout: of its engine's carries."""
+        """bound_to: the `fingerprint.binding` of the run that goes on. layout: of its engine's carries."""
         self.folder = output / STATES
         self._bound_to, self._layout = bound_to, layout
         self._index: dict[str, list[Entry]] | None = None

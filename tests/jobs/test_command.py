@@ -159,7 +159,7 @@ def test_dry_run_prints_and_writes_nothing(model: Path, source: Path, tmp_path: 
     out = tmp_path / "out"
     assert main(words(model, source, out, SMALL_SHARDS, "dry_run=true")) == 0
     said = capsys.readouterr().out
-    assert [line.split()[0] for line in said.splitlines()] == ["shards", "documents", "tokens", "memory", "time", "longest", "end", "nothing"]
+    assert " ".join(line.split()[0] for line in said.splitlines()) == "shards documents tokens memory time longest end nothing"
     assert said.splitlines()[0].split() == ["shards", "6"]
     assert said.splitlines()[1].split() == ["documents", "24", "rows"]
     assert not out.exists()
