@@ -7,7 +7,6 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 import saboteurs
+from guarded import guarded
 from longscan.jobs.compose import compose_job
 from longscan.jobs.run import main
 from longscan.pipeline.cluster import pool
@@ -72,21 +72,11 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port = free.getsockname()[1]
     script = str(Path(sys.executable).with_name("ray"))
     settings = ("--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=4", "--include-dashboard=false")
-    folder = tmp_path_factory.mktemp("ray")
+    log = tmp_path_factory.mktemp("ray") / "log"
     paths = os.pathsep.join([str(Path(saboteurs.__file__).parent), os.environ.get("PYTHONPATH", "")])
-    quiet = os.environ | {"RAY_BACKEND_LOG_LEVEL": "fatal", "PYTHONPATH": paths}
-    with (folder / "log").open("wb") as log:
-        # A session of its own: whatever it starts ends with it, and nothing else does.
-        head = subprocess.Popen([script, "start", *settings], stdout=log, stderr=log, env=quiet, start_new_session=True)
-    try:
-        until(lambda: "started" in (folder / "log").read_text(), head)
+    with guarded([script, "start", *settings], log, {"RAY_BACKEND_LOG_LEVEL": "fatal", "PYTHONPATH": paths}) as head:
+        until(lambda: "started" in log.read_text(), head)
         yield f"127.0.0.1:{port}"
-    finally:
-        head.terminate()
-        try:
-            head.wait(5)
-        except subprocess.TimeoutExpired:
-            os.killpg(head.pid, signal.SIGKILL)
 
 
 def assert_same(output: Path, expected: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 import s3fs
 from fakes import tiny_checkpoint
+from guarded import guarded
 from longscan.pipeline.errors import OutputError
 from longscan.pipeline.lock import RunLock
 from longscan.pipeline.storage import atomic_write, children, commit_file, create_exclusive, exists, locate, read_bytes, remove
@@ -34,23 +34,18 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3fs.S3FileSyste
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     script = str(Path(sys.executable).with_name("moto_server"))
-    with (tmp_path_factory.mktemp("server") / "log").open("wb") as log:
-        server = subprocess.Popen([script, "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=log)
-    with pytest.MonkeyPatch.context() as patch:
+    log = tmp_path_factory.mktemp("server") / "log"
+    with guarded([script, "-H", "127.0.0.1", "-p", str(port)], log) as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
         patch.setenv("AWS_ACCESS_KEY_ID", "someone")
         patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         patch.setenv("NO_PROXY", "127.0.0.1")
-        try:
-            _await(port, server)
-            s3fs.S3FileSystem.clear_instance_cache()  # one that another test made has no keys
-            fs = s3fs.S3FileSystem()
-            fs.mkdir(BUCKET)
-            yield fs
-        finally:
-            server.send_signal(signal.SIGTERM)
-            server.wait(HANG_S)
+        _await(port, server)
+        s3fs.S3FileSystem.clear_instance_cache()  # one that another test made has no keys
+        fs = s3fs.S3FileSystem()
+        fs.mkdir(BUCKET)
+        yield fs
 
 
 def _await(port: int, server: subprocess.Popen[bytes]) -> None:

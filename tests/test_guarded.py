@@ -1,0 +1,60 @@
+"""No server of a test's stays behind, not even of a test run that was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from guarded import guarded
+from waiting import until
+
+SERVER = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
+DEAF = f"import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork(); {SERVER}"
+"""Two processes of one group, as of a server that starts others; neither ends because it is asked to."""
+
+
+def pids(log: Path) -> list[int]:
+    return [int(line) for line in log.read_text().split()] if log.exists() else []
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for yet has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_server_ends_with_who_started_it(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys, time; from guarded import guarded\n"
+        "with guarded([sys.executable, '-c', sys.argv[1]], pathlib.Path(sys.argv[2])): time.sleep(1000)"
+    )
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    owners: dict[Path, subprocess.Popen[bytes]] = {}
+    for by in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
+        log = tmp_path / by.name
+        command = [sys.executable, "-c", code, DEAF, str(log)]
+        owner = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths}, stderr=subprocess.DEVNULL)
+        until(lambda log=log: len(pids(log)) == 2, owner)
+        owner.send_signal(by)
+        owners[log] = owner
+    for log, owner in owners.items():
+        owner.wait()
+        until(lambda log=log: all(gone(pid) for pid in pids(log)))
+
+
+def test_a_server_ends_with_its_block(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with guarded([sys.executable, "-c", SERVER], log) as server:
+        until(lambda: pids(log), server)
+        assert pids(log) == [server.pid], "the command itself, so that its end is seen"
+    assert server.returncode == -signal.SIGTERM
+
+
+def test_a_server_that_ends_by_itself_is_seen(tmp_path: Path) -> None:
+    with guarded([sys.executable, "-c", "raise SystemExit(7)"], tmp_path / "log") as server:
+        assert server.wait() == 7
