@@ -144,6 +144,8 @@ class Soak:
     def kill(self, what: str) -> bool:
         """Kill a "worker" that is at work, a "node", or the "driver", and set another in its place. Whether that hit somebody at work."""
         working = self.working()
+        if what == "worker" and not working:
+            return False  # it has ended by itself meanwhile
         if what == "driver":
             self.drivers[-1].kill()
             self.drivers[-1].wait()
@@ -168,13 +170,13 @@ class Soak:
         while time.monotonic() < end:
             if self.ended(POLL_S):
                 return True
-            working = self.working()
-            if not at or (patient and not working):
-                patient = self.random.random() < 0.9
+            if patient and not self.working():
+                at = 0.0
+            elif not at:
                 at = time.monotonic() + self.random.uniform(0.25, 1.75) * every_s
             elif time.monotonic() >= at:
-                self.kill(self.random.choice(["worker", "worker", "node", "driver"] if working else ["node", "driver"]))
-                at = 0.0
+                self.kill(self.random.choice(["worker", "worker", "node", "driver"] if self.working() else ["node", "driver"]))
+                at, patient = 0.0, self.random.random() < 0.9
         return False
 
     def working(self) -> list[int]:
