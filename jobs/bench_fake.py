@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from longscan.kernels.pool import PoolOutput, PoolState, closed_windows
 from longscan.kernels.segments import Segments
-from longscan.pipeline.engine import Engine
-from longscan.pipeline.forward import Forward
-from longscan.pipeline.job import EngineBuilder, Job
+from longscan.pipeline.engine.engine import Engine
+from longscan.pipeline.engine.forward import Forward
+from longscan.pipeline.engine.settings import EngineSettings
+from longscan.pipeline.engine.stepmodel import Mark
 from longscan.pipeline.meter import Meter
-from longscan.pipeline.settings import EngineSettings
-from longscan.pipeline.stepmodel import Mark
+from longscan.pipeline.worker.job import EngineBuilder, Job
 
 WIDTH = 768
 """Of mamba2-130m."""

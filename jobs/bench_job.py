@@ -204,7 +204,7 @@ def _model_alone(options: argparse.Namespace, choice: Any, config: Any, metrics:
     """Tokens a second of the model in full steps, on what the job ran on."""
     if options.fake_rate:
         return float(options.fake_rate)
-    from longscan.pipeline.dryrun import measure_speed
+    from longscan.pipeline.plan.dryrun import measure_speed
 
     sizes, cores = metrics["sizes"], metrics["workers"]["cores"]
     return measure_speed(choice.folder, None, choice, sizes["step_tokens"], config.engine.segment_tokens, cores, config.task.scores)

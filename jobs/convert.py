@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from longscan.jobs.command import DEMO_MODEL, finish
 from longscan.pipeline.config import DEMO
-from longscan.pipeline.redaction import printable
+from longscan.pipeline.storage.redaction import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -19,8 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _convert(options: argparse.Namespace) -> None:
     # Imported here because they bring torch along: mistakes in the words are told at once.
-    from longscan.pipeline.fetch import fetch_model
     from longscan.pipeline.model.convert import convert
+    from longscan.pipeline.plan.fetch import fetch_model
 
     folder = fetch_model(str(DEMO_MODEL) if options.source == DEMO else options.source, options.revision).folder
     print(printable(str(convert(folder, options.target, format=options.format))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from longscan.pipeline.redaction import printable
+from longscan.pipeline.storage.redaction import printable
 
 NAME = "longscan"
 """Of the logger above all of the project's."""

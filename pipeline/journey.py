@@ -9,13 +9,13 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from longscan.pipeline.engine import Engine
-from longscan.pipeline.keeper import Keeper
+from longscan.pipeline.engine.engine import Engine
+from longscan.pipeline.keep.keeper import Keeper
 from longscan.pipeline.meter import Meter
-from longscan.pipeline.read import Reader
+from longscan.pipeline.read.reader import Reader
 from longscan.pipeline.shards import Shard, ShardReport
 from longscan.pipeline.tokenize import DocumentTokenizer
-from longscan.pipeline.write import Writer
+from longscan.pipeline.write.writer import Writer
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,36 +16,46 @@ from typing import Any
 
 from longscan.kernels import tuning
 from longscan.pipeline import cluster
-from longscan.pipeline.bindings import check_bound, check_keeps, earlier_run
-from longscan.pipeline.columns import Columns
 from longscan.pipeline.config import JobConfig
-from longscan.pipeline.dryrun import Estimate, estimate, measure_speeds
-from longscan.pipeline.duplicates import warn_of_duplicates
 from longscan.pipeline.errors import OutputError, Stopped, TooManyErrors, again
-from longscan.pipeline.find import find_files
-from longscan.pipeline.fingerprint import fingerprint, provenance, run_facts
-from longscan.pipeline.job import Chain, EngineBuilder, Job, Result
-from longscan.pipeline.leftover import kept_tokens
-from longscan.pipeline.lengths import warn_of_length
-from longscan.pipeline.metrics import Metrics
+from longscan.pipeline.keep.leftover import kept_tokens
 from longscan.pipeline.model import Mamba2Geometry, check_weights, read_geometry
-from longscan.pipeline.nodes import Workers, size_workers
-from longscan.pipeline.output import RunFolder, open_output
-from longscan.pipeline.plan import Plan, make_plan
+from longscan.pipeline.model.recipe import read_recipe, settle
+from longscan.pipeline.output.bindings import check_bound, check_keeps, earlier_run
+from longscan.pipeline.output.duplicates import warn_of_duplicates
+from longscan.pipeline.output.folder import RunFolder, open_output
+from longscan.pipeline.output.lengths import warn_of_length
+from longscan.pipeline.output.metrics import Metrics
+from longscan.pipeline.plan.dryrun import Estimate, estimate, measure_speeds
+from longscan.pipeline.plan.fingerprint import fingerprint, provenance, run_facts
+from longscan.pipeline.plan.nodes import Workers, size_workers
+from longscan.pipeline.plan.planner import Plan, make_plan
+from longscan.pipeline.plan.resolve import (
+    Choice,
+    Sizes,
+    choose,
+    choose_sizes,
+    choose_spans,
+    look_at_device,
+    model_facts,
+    pinned,
+    tokenizer_of,
+)
+from longscan.pipeline.plan.tail import longest_first
 from longscan.pipeline.progress import Progress
-from longscan.pipeline.recipe import read_recipe, settle
-from longscan.pipeline.redaction import remember_secrets
-from longscan.pipeline.resolve import Choice, Sizes, choose, choose_sizes, choose_spans, look_at_device, model_facts, pinned, tokenizer_of
+from longscan.pipeline.read.columns import Columns
+from longscan.pipeline.read.find import find_files
+from longscan.pipeline.read.sample import look
+from longscan.pipeline.read.scan import Scan, scan
 from longscan.pipeline.rules import validate, without_effect
-from longscan.pipeline.sample import look
-from longscan.pipeline.scan import Scan, scan
 from longscan.pipeline.shards import ShardReport
-from longscan.pipeline.storage import locate
-from longscan.pipeline.tail import longest_first
+from longscan.pipeline.storage.location import locate
+from longscan.pipeline.storage.redaction import remember_secrets
 from longscan.pipeline.tokenize import TextTokenizer
 from longscan.pipeline.wording import count, plural
-from longscan.pipeline.worker import SHARDS_AT_ONCE, Worker
-from longscan.pipeline.write import check_passthrough
+from longscan.pipeline.worker.job import Chain, EngineBuilder, Job, Result
+from longscan.pipeline.worker.worker import SHARDS_AT_ONCE, Worker
+from longscan.pipeline.write.writer import check_passthrough
 
 log = logging.getLogger(__name__)
 

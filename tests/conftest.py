@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fakes import tiny_checkpoint
 from hypothesis import HealthCheck, settings
-from longscan.pipeline import redaction
+from longscan.pipeline.storage import redaction
 from threads import torch_threads
 
 # How long an example takes is the machine's affair; pytest's own limit ends one that hangs.

@@ -10,11 +10,11 @@ import pyarrow as pa
 import torch
 from longscan.kernels.segments import NO_LANE, Segments
 from longscan.pipeline.config import TaskConfig
-from longscan.pipeline.engine import Engine
+from longscan.pipeline.engine.engine import Engine
+from longscan.pipeline.engine.settings import EngineSettings
+from longscan.pipeline.engine.stepmodel import StepModel
 from longscan.pipeline.errors import DocumentError
 from longscan.pipeline.records import Document, TokenBlock, TokenStream
-from longscan.pipeline.settings import EngineSettings
-from longscan.pipeline.stepmodel import StepModel
 
 
 class CountingModel:

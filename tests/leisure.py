@@ -5,10 +5,10 @@ In another process: `import leisure; leisure.take()`.
 
 from __future__ import annotations
 
-from longscan.pipeline.forward import Forward
-from longscan.pipeline.results import Launched
-from longscan.pipeline.shardkeeper import ShardKeeper
-from longscan.pipeline.steps import Step
+from longscan.pipeline.engine.forward import Forward
+from longscan.pipeline.engine.results import Launched
+from longscan.pipeline.engine.steps import Step
+from longscan.pipeline.keep.shardkeeper import ShardKeeper
 from waiting import until
 
 _launch = Forward.launch

@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from longscan.pipeline.build import build_engine
-from longscan.pipeline.engine import Engine
-from longscan.pipeline.job import Job
+from longscan.pipeline.engine.engine import Engine
+from longscan.pipeline.engine.steps import Step
 from longscan.pipeline.meter import Meter
-from longscan.pipeline.steps import Step
+from longscan.pipeline.worker.build import build_engine
+from longscan.pipeline.worker.job import Job
 from waiting import until
 
 HELD_AT_TOKENS = 1024

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from longscan.jobs.run import main
-from longscan.pipeline.engine import Engine
+from longscan.pipeline.engine.engine import Engine
 from longscan.pipeline.progress import Progress
-from longscan.pipeline.worker import Worker
+from longscan.pipeline.worker.worker import Worker
 from waiting import HANG_S
 
 

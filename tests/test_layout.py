@@ -27,6 +27,13 @@ ONLY_IN = {
     "cuda": re.compile(r"kernels/\w+/cutile\.py"),
 }
 
+ROOMS = (
+    {"errors", "config", "rules", "records", "shards", "schemas", "arrays", "meter", "wording", "progress"},
+    *({room} for room in ("storage", "console", "commit", "tokenize", "model", "engine", "read", "write", "keep", "plan")),
+    *({room} for room in ("journey", "worker", "cluster", "output", "run")),
+)
+"""Of pipeline/, as the README's tree has them: nothing knows what stands behind it."""
+
 
 def sources() -> list[Path]:
     return sorted(path for folder in CODE for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts)
@@ -57,6 +64,18 @@ def test_imports_go_one_way(path: Path) -> None:
             assert rest.split(".")[0] in MAY_IMPORT[room], f"{short(path)}: {room}/ may not import {name}"
         if top in ONLY_IN:
             assert ONLY_IN[top].fullmatch(short(path)), f"{short(path)} may not import {name}"
+
+
+def test_rooms_know_only_those_before_them() -> None:
+    place = {name: n for n, rooms in enumerate(ROOMS) for name in rooms}
+    found = {path.stem for path in (ROOT / "pipeline").iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert set(place) == found - {"__init__", "__pycache__"}
+    for path in (ROOT / "pipeline").rglob("*.py"):
+        room = path.relative_to(ROOT / "pipeline").with_suffix("").parts[0]
+        for name in imports(path):
+            parts = name.split(".")
+            if parts[:2] == ["longscan", "pipeline"] and room != "__init__":
+                assert place[parts[2]] <= place[room], f"{short(path)}: {room} may not know {name}"
 
 
 def test_tests_import_no_bare_name() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 from longscan.pipeline.config import JobConfig
-from longscan.pipeline.storage import Location, children, exists, locate
+from longscan.pipeline.storage.location import Location, children, exists, locate
 from longscan.pipeline.wording import plural
 
 EXCERPT = 60

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from longscan.pipeline.cluster.connection import told
 from longscan.pipeline.config import JobConfig
-from longscan.pipeline.nodes import Node, cores_here
+from longscan.pipeline.plan.nodes import Node, cores_here
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from typing import Any
 from longscan.pipeline.cluster.actors import POLL_S, RayWorker, Tally
 from longscan.pipeline.cluster.connection import connect, told, until_left
 from longscan.pipeline.errors import LongscanError
-from longscan.pipeline.job import Chain, Job, Result
-from longscan.pipeline.nodes import Workers, cores_here
+from longscan.pipeline.plan.nodes import Workers, cores_here
 from longscan.pipeline.progress import Progress
-from longscan.pipeline.worker import SHARDS_AT_ONCE
+from longscan.pipeline.worker.job import Chain, Job, Result
+from longscan.pipeline.worker.worker import SHARDS_AT_ONCE
 
 NO_LIMIT_S = -1
 """Ray Data gives a run up that yields no row for half an hour, which one long document may well take."""

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from longscan.pipeline.classify import HEAD_FILE
 from longscan.pipeline.errors import ModelError, OutputError
+from longscan.pipeline.model.classify import HEAD_FILE
 from longscan.pipeline.model.config import Mamba2Geometry
 from longscan.pipeline.model.formats import AUTO, FORMATS, find_format
 from longscan.pipeline.model.formats.fields import read_json
 from longscan.pipeline.model.formats.files import FLOATS, SAFETENSORS, Stored, inside
+from longscan.pipeline.model.recipe import recipe_files
 from longscan.pipeline.model.weights import check_weights, hugging_face_key, not_tied, read_tensors
-from longscan.pipeline.recipe import recipe_files
 from longscan.pipeline.tokenize import load_tokenizer
 
 TOKENIZER = "tokenizer.json"

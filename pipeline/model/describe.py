@@ -9,8 +9,8 @@ from pathlib import Path
 from longscan.pipeline.errors import ModelError
 from longscan.pipeline.model.config import Mamba2Geometry
 from longscan.pipeline.model.formats import AUTO, FORMATS, find_format
+from longscan.pipeline.model.recipe import read_recipe
 from longscan.pipeline.model.weights import check_weights, weight_files
-from longscan.pipeline.recipe import read_recipe
 from longscan.pipeline.tokenize import check_fits, load_tokenizer
 from longscan.pipeline.wording import count, num_bytes, plural
 

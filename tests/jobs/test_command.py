@@ -40,8 +40,8 @@ sys.exit(main())
 HELD_BEHIND_THREE_SHARDS = """
 import threading
 from pathlib import Path
-from longscan.pipeline.engine import Engine
-from longscan.pipeline.forward import Forward
+from longscan.pipeline.engine.engine import Engine
+from longscan.pipeline.engine.forward import Forward
 launch, stop, told = Forward.launch, Engine.stop, threading.Event()
 def held(forward, step):
     if len(list(Path("out/_run/manifest").glob("*.json"))) >= 3:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from longscan.jobs.compose import compose_job
-from longscan.pipeline.nodes import Node, size_workers
+from longscan.pipeline.plan.nodes import Node, size_workers
 from longscan.pipeline.rules import validate
 
 ROOT = Path(__file__).parents[2]

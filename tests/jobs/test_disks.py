@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 from longscan.jobs.run import main
-from longscan.pipeline import run, worker, write
+from longscan.pipeline import run
 from longscan.pipeline.shards import ShardReport
-from longscan.pipeline.storage import Location
+from longscan.pipeline.storage.location import Location
+from longscan.pipeline.worker import worker
+from longscan.pipeline.write import writer as write
 from tiny_jobs import same_tables, success, texts, words, write_input
 from waiting import until
 

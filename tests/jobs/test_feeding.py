@@ -19,12 +19,12 @@ from longscan.jobs.bench_fake import sleeping_engine
 from longscan.jobs.bench_job import add_arguments, bench_job
 from longscan.jobs.command import DEMO_MODEL
 from longscan.jobs.compose import compose_job
-from longscan.pipeline.engine import Engine
-from longscan.pipeline.job import Job
+from longscan.pipeline.engine.engine import Engine
+from longscan.pipeline.engine.results import Launched
 from longscan.pipeline.meter import Meter
-from longscan.pipeline.results import Launched
 from longscan.pipeline.run import run
-from longscan.pipeline.worker import COLLECT_AT
+from longscan.pipeline.worker.job import Job
+from longscan.pipeline.worker.worker import COLLECT_AT
 from tiny_jobs import table
 from waiting import HANG_S
 

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from fakes import tiny_checkpoint, tiny_tokenizer
 from longscan.jobs.run import main
-from longscan.pipeline.lock import RunLock
-from longscan.pipeline.storage import locate
+from longscan.pipeline.commit.lock import RunLock
+from longscan.pipeline.storage.location import locate
 from tiny_jobs import rows, success, table, texts, words, write_input
 
 Capture = pytest.CaptureFixture[str]

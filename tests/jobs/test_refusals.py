@@ -11,9 +11,9 @@ import pytest
 from fakes import tiny_checkpoint
 from longscan.jobs.run import main
 from longscan.pipeline import run
-from longscan.pipeline.lock import RunLock
-from longscan.pipeline.resolve import Device, look_at_device
-from longscan.pipeline.storage import locate
+from longscan.pipeline.commit.lock import RunLock
+from longscan.pipeline.plan.resolve import Device, look_at_device
+from longscan.pipeline.storage.location import locate
 from tiny_jobs import rows, snapshot, success, texts, unfinish, words, write_input
 
 

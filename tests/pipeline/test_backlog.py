@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from longscan.pipeline.backlog import Backlog
-from longscan.pipeline.storage import locate
+from longscan.pipeline.keep.backlog import Backlog
+from longscan.pipeline.storage.location import locate
 
 
 def held(backlog: Backlog) -> threading.Event:

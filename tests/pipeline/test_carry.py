@@ -16,13 +16,13 @@ from collecting import SEGMENT, Collecting, going_on, printed, rows_of, task
 from fake_model import document, stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from longscan.pipeline.carry import Owner, carry_name, content_digest, named, parse_carry, save_carry
-from longscan.pipeline.frames import pack, read_frames
-from longscan.pipeline.journal import JournalWriter, read_journal
-from longscan.pipeline.lanes import ENTRIES_AHEAD
+from longscan.pipeline.engine.lanes import ENTRIES_AHEAD
+from longscan.pipeline.keep.carry import Owner, carry_name, content_digest, named, parse_carry, save_carry
+from longscan.pipeline.keep.frames import pack, read_frames
+from longscan.pipeline.keep.journal import JournalWriter, read_journal
+from longscan.pipeline.keep.rowcodec import FRAME_BYTES, NONE, Counts, Run, after_row, pack_runs
 from longscan.pipeline.records import Carry, Cut, DocumentRow, ErrorRow, HostCarry, Outcome, TokenStream
-from longscan.pipeline.rowcodec import FRAME_BYTES, NONE, Counts, Run, after_row, pack_runs
-from longscan.pipeline.storage import locate
+from longscan.pipeline.storage.location import locate
 
 
 def run(streams: Iterable[TokenStream], keeper: Collecting | None = None, **sizes: Any) -> dict[int, list[Outcome]]:

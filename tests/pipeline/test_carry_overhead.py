@@ -15,10 +15,10 @@ import torch
 from fakes import tiny_checkpoint
 from longscan.jobs import bench_fake
 from longscan.jobs.compose import compose_job
-from longscan.pipeline.engine import Engine
-from longscan.pipeline.job import Job
+from longscan.pipeline.engine.engine import Engine
 from longscan.pipeline.meter import Meter
 from longscan.pipeline.run import run
+from longscan.pipeline.worker.job import Job
 
 RATE = 1.9e6
 """Tokens/s, as mamba2-130m has on an H200."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from fakes import tiny_checkpoint
 from longscan.jobs.run import main
-from longscan.pipeline.lock import RunLock
+from longscan.pipeline.commit.lock import RunLock
 from starts import DIE, Starts
 from tiny_jobs import same_tables, snapshot, success, texts, words, write_input
 from waiting import until
@@ -23,7 +23,13 @@ PATCH = (
     DIE
     + """
 import leisure
-from longscan.pipeline import carryfiles, disk, ledger, output, suspects, tables, write
+from longscan.pipeline.keep import carryfiles
+from longscan.pipeline.storage import disk
+from longscan.pipeline.commit import ledger
+from longscan.pipeline.output import folder as output
+from longscan.pipeline.worker import suspects
+from longscan.pipeline.write import tables
+from longscan.pipeline.write import writer as write
 def at(place, name, when, whole, before=True):
     # `whole`, which dies before or after it has done what it is asked, where `when` says so of its arguments
     def patched(*a, **k):
@@ -122,7 +128,8 @@ def test_a_crash_and_the_next_start(starts: Starts, job: list[str], undisturbed:
 
 ASLEEP = """
 import signal, threading
-from longscan.pipeline import metrics, write
+from longscan.pipeline.output import metrics
+from longscan.pipeline.write import writer as write
 metrics.WRITE_S = 0.0  # it wakes up when they are due
 whole, asleep = write.gate, threading.Lock()
 def gate(*a, **k):

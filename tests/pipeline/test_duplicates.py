@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from longscan.pipeline.duplicates import Duplicates, count_duplicates
+from longscan.pipeline.output.duplicates import Duplicates, count_duplicates
 
 
 @given(st.lists(st.sampled_from("abcdefgh")))

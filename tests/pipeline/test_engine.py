@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from longscan.kernels.segments import NO_LANE, Segments
 from longscan.pipeline.config import EmbeddingConfig, ScoreConfig, TaskConfig
-from longscan.pipeline.engine import Engine, EngineFailed
+from longscan.pipeline.engine.engine import Engine, EngineFailed
 from longscan.pipeline.errors import ConfigError, DocumentError
 from longscan.pipeline.records import DocumentRow, ErrorRow, Outcome, TokensRow, TokenStream, WindowRow
 from waiting import HANG_S

@@ -13,7 +13,7 @@ from fake_model import engine_of, stream
 from fakes import tiny_checkpoint
 from longscan.kernels.segments import TILE, Entry, Segments
 from longscan.pipeline.config import EmbeddingConfig, ScoreConfig, TaskConfig
-from longscan.pipeline.engine import Engine
+from longscan.pipeline.engine.engine import Engine
 from longscan.pipeline.model import load_model
 from longscan.pipeline.model.mamba2 import Mamba2
 from longscan.pipeline.records import DocumentRow, ErrorRow, Outcome, TokensRow, TokenStream, WindowRow

@@ -20,10 +20,10 @@ import torch
 from fake_model import engine_of, stream
 from fakes import tiny_checkpoint
 from longscan.kernels.checks import Backend
-from longscan.pipeline.classify import Head
 from longscan.pipeline.config import ClassifyConfig, EmbeddingConfig, ScoreConfig, TaskConfig
-from longscan.pipeline.engine import Engine, EngineFailed
+from longscan.pipeline.engine.engine import Engine, EngineFailed
 from longscan.pipeline.model import Mamba2, load_model
+from longscan.pipeline.model.classify import Head
 from longscan.pipeline.records import Carry, DocumentRow, ErrorRow, Outcome, PositionRow, Reached, TokensRow, TokenStream, WindowRow
 from longscan.pipeline.schemas import HeadShape
 from longscan.pipeline.tokenize.blocks import LaterBlocks

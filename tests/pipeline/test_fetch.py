@@ -15,13 +15,13 @@ from checkpoint_formats import rewrite
 from fake_hub import Hub, serving
 from fakes import tiny_checkpoint, tiny_tokenizer
 from longscan.jobs.run import main
-from longscan.pipeline.classify import HEAD_FILE
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.errors import ModelError
-from longscan.pipeline.fetch import COMMIT, fetch_model, fetch_tokenizer
 from longscan.pipeline.model import read_geometry
-from longscan.pipeline.recipe import Recipe, read_recipe
-from longscan.pipeline.resolve import pinned
+from longscan.pipeline.model.classify import HEAD_FILE
+from longscan.pipeline.model.recipe import Recipe, read_recipe
+from longscan.pipeline.plan.fetch import COMMIT, fetch_model, fetch_tokenizer
+from longscan.pipeline.plan.resolve import pinned
 from tiny_jobs import rows, texts, words, write_input
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import fsspec
 import pytest
-from longscan.pipeline import hub
 from longscan.pipeline.errors import InputError
-from longscan.pipeline.find import find_files
-from longscan.pipeline.storage import atomic_write, locate
+from longscan.pipeline.read import hub
+from longscan.pipeline.read.find import find_files
+from longscan.pipeline.storage.location import atomic_write, locate
 
 TREE = [
     "b.parquet",

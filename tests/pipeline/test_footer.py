@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from longscan.pipeline.config import InputConfig
 from longscan.pipeline.errors import InputError
-from longscan.pipeline.find import find_files
-from longscan.pipeline.footer import column_sizes
-from longscan.pipeline.plan import make_plan
-from longscan.pipeline.read import Reader
+from longscan.pipeline.plan.planner import make_plan
+from longscan.pipeline.read.find import find_files
+from longscan.pipeline.read.footer import column_sizes
+from longscan.pipeline.read.reader import Reader
+from longscan.pipeline.read.scan import scan
 from longscan.pipeline.records import Document, ErrorRow
-from longscan.pipeline.scan import scan
 
 TABLE = pa.table(
     {

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from longscan.kernels.segments import NO_LANE, TILE, Entry, Segments
 from longscan.kernels.ssd.spans import Spans, cut
-from longscan.pipeline.graphs import FEWEST_CHAINS, GraphedModel, chains_for, with_graphs
+from longscan.pipeline.engine.graphs import FEWEST_CHAINS, GraphedModel, chains_for, with_graphs
 from longscan.pipeline.model import load_model
 
 TILES, LANES = 64, 12

@@ -11,10 +11,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from longscan.pipeline.classify import apply, read_heads
+from longscan.pipeline.engine.opened import TokenQueue
+from longscan.pipeline.engine.places import pick
 from longscan.pipeline.errors import ModelError
-from longscan.pipeline.opened import TokenQueue
-from longscan.pipeline.places import pick
+from longscan.pipeline.model.classify import apply, read_heads
 from longscan.pipeline.records import TokenBlock
 from longscan.pipeline.schemas import HeadShape
 from safetensors.torch import save_file

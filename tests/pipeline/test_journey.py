@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fake_model import CountingModel, document, engine_of, stream
 from longscan.pipeline.config import TaskConfig
-from longscan.pipeline.engine import Engine
+from longscan.pipeline.engine.engine import Engine
 from longscan.pipeline.errors import OutputError
 from longscan.pipeline.journey import Tools, process_shard
 from longscan.pipeline.records import Carry, Document, DocumentRow, ErrorRow, Outcome, Reached, TokenStream

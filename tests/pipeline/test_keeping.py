@@ -86,7 +86,7 @@ def test_few_states_are_in_memory_at_a_time(most: int, monkeypatch: pytest.Monke
     sizes = {"lanes": 8, "step_tokens": 1024, "segment_tokens": SEGMENT}
     with engine_of(CountingModel(), TASK, **sizes) as engine:
         one = sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in engine.carry_layout.values())
-    monkeypatch.setattr("longscan.pipeline.engine.KEPT_BYTES", most * one)
+    monkeypatch.setattr("longscan.pipeline.engine.engine.KEPT_BYTES", most * one)
     keeper = Collecting()
     rows = run((tokens(n, 100 + SEGMENT, 0) for n in range(8)), keeper, **sizes)
     assert len(keeper.kept) == len(rows) == 8

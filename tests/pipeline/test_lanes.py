@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from longscan.kernels.segments import NO_LANE
 from longscan.pipeline.config import TaskConfig
-from longscan.pipeline.lanes import Lanes
-from longscan.pipeline.opened import NO_TOKEN, Caller, OpenDocument, TokenQueue
+from longscan.pipeline.engine.lanes import Lanes
+from longscan.pipeline.engine.opened import NO_TOKEN, Caller, OpenDocument, TokenQueue
+from longscan.pipeline.engine.slots import Slots
+from longscan.pipeline.engine.steps import Step
 from longscan.pipeline.records import TokenBlock
-from longscan.pipeline.slots import Slots
-from longscan.pipeline.steps import Step
 
 FIRST_LANE = 2
 

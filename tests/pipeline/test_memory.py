@@ -17,16 +17,16 @@ from fake_model import CountingModel, engine_of, settings_of, stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from longscan.kernels.segments import NO_LANE, Segments
-from longscan.pipeline.build import fitting, with_fewer_lanes
 from longscan.pipeline.config import EmbeddingConfig, ScoreConfig, TaskConfig
-from longscan.pipeline.engine import Engine, EngineFailed
+from longscan.pipeline.engine.engine import Engine, EngineFailed
+from longscan.pipeline.engine.lanes import Lanes
+from longscan.pipeline.engine.memory import is_out_of_memory
+from longscan.pipeline.engine.opened import Caller
+from longscan.pipeline.engine.slots import Slots
 from longscan.pipeline.errors import ConfigError
-from longscan.pipeline.lanes import Lanes
-from longscan.pipeline.memory import is_out_of_memory
-from longscan.pipeline.opened import Caller
+from longscan.pipeline.plan.resolve import Choice, Sizes
 from longscan.pipeline.records import Carry, DocumentRow, Outcome, Reached, TokenBlock, TokenStream
-from longscan.pipeline.resolve import Choice, Sizes
-from longscan.pipeline.slots import Slots
+from longscan.pipeline.worker.build import fitting, with_fewer_lanes
 
 LENGTHS = [1, 900, 64, 1500, 65, 700, 2000, 129, 640, 3, 1100]
 TASK = TaskConfig(

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from longscan.pipeline.errors import OutputError
-from longscan.pipeline.job import Result
-from longscan.pipeline.metrics import WRITE_S, Metrics
+from longscan.pipeline.output.metrics import WRITE_S, Metrics
 from longscan.pipeline.shards import Carried, ShardReport
-from longscan.pipeline.storage import locate
+from longscan.pipeline.storage.location import locate
+from longscan.pipeline.worker.job import Result
 
 
 class Clock:
@@ -92,7 +92,7 @@ def test_numbers_that_cannot_be_written_end_nothing(
     def full(*_: object) -> None:
         raise OutputError("no space")
 
-    monkeypatch.setattr("longscan.pipeline.metrics.atomic_write", full)
+    monkeypatch.setattr("longscan.pipeline.output.metrics.atomic_write", full)
     start(tmp_path, 1, Clock()).write(5)
     assert "the run's metrics cannot be written: no space" in caplog.text
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from longscan.pipeline.config import ClusterConfig
 from longscan.pipeline.errors import ConfigError
-from longscan.pipeline.nodes import Node, Workers, cores_here, size_workers
+from longscan.pipeline.plan.nodes import Node, Workers, cores_here, size_workers
 
 
 @pytest.mark.parametrize(

@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from longscan.pipeline import lock as locking
-from longscan.pipeline import output as outputs
+from longscan.pipeline.commit import lock as locking
+from longscan.pipeline.commit.lock import Owner, RunLock
 from longscan.pipeline.config import ScoreConfig, TaskConfig
 from longscan.pipeline.errors import OutputError, Stopped
-from longscan.pipeline.lock import Owner, RunLock
-from longscan.pipeline.output import open_output
-from longscan.pipeline.plan import Plan, make_plan
+from longscan.pipeline.output import folder as outputs
+from longscan.pipeline.output.folder import open_output
+from longscan.pipeline.plan.planner import Plan, make_plan
 from longscan.pipeline.records import Document, DocumentRow, ErrorRow
 from longscan.pipeline.shards import RowGroup, SourceFile
-from longscan.pipeline.storage import Location, atomic_write, children, exists, locate, read_bytes
-from longscan.pipeline.write import Writer
+from longscan.pipeline.storage.location import Location, atomic_write, children, exists, locate, read_bytes
+from longscan.pipeline.write.writer import Writer
 from waiting import until
 
 TASK = TaskConfig("score", score=ScoreConfig(per_token=True))
@@ -381,8 +381,8 @@ def test_the_second_run_is_told_who_is_first(path: str) -> None:
 
 HOLD = """
 import sys, time
-from longscan.pipeline.lock import RunLock
-from longscan.pipeline.storage import locate
+from longscan.pipeline.commit.lock import RunLock
+from longscan.pipeline.storage.location import locate
 lock = RunLock(locate(sys.argv[1]))
 print("held", flush=True)
 time.sleep(600)

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from longscan.pipeline.config import InputConfig
-from longscan.pipeline.find import find_files
-from longscan.pipeline.pages import Header, Pages, TooLarge, read_header
-from longscan.pipeline.parquet import GroupRows, ParquetSource
-from longscan.pipeline.plan import make_plan
-from longscan.pipeline.read import Reader
+from longscan.pipeline.plan.planner import make_plan
+from longscan.pipeline.read.find import find_files
+from longscan.pipeline.read.pages import Header, Pages, TooLarge, read_header
+from longscan.pipeline.read.parquet import GroupRows, ParquetSource
+from longscan.pipeline.read.reader import Reader
+from longscan.pipeline.read.scan import scan
 from longscan.pipeline.records import Document, ErrorRow
-from longscan.pipeline.scan import scan
 
 MIB = 1 << 20
 

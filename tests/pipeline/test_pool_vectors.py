@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from longscan.pipeline.config import EmbeddingConfig
+from longscan.pipeline.engine.pool import check_range, check_width, finish_vectors
 from longscan.pipeline.errors import ConfigError, DocumentError
-from longscan.pipeline.pool import check_range, check_width, finish_vectors
 
 FINITE = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False)
 

@@ -21,15 +21,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from longscan.pipeline import parquet
 from longscan.pipeline.config import InputConfig
 from longscan.pipeline.errors import InputError
-from longscan.pipeline.find import find_files
-from longscan.pipeline.parquet import BATCH_ROWS, GroupRows
-from longscan.pipeline.plan import make_plan
-from longscan.pipeline.read import Reader
+from longscan.pipeline.plan.planner import make_plan
+from longscan.pipeline.read import parquet
+from longscan.pipeline.read.find import find_files
+from longscan.pipeline.read.parquet import BATCH_ROWS, GroupRows
+from longscan.pipeline.read.reader import Reader
+from longscan.pipeline.read.scan import scan
 from longscan.pipeline.records import Document, ErrorRow
-from longscan.pipeline.scan import scan
 from longscan.pipeline.shards import Piece, Shard
 
 TEXTS = ["one", "", "zwei ünïcödé 日本 🙂", "a\x00b", "four " * 1000]
@@ -570,9 +570,9 @@ GIANT = """
     import re, sys
     from pathlib import Path
     from longscan.pipeline.config import InputConfig
-    from longscan.pipeline.find import find_files
-from longscan.pipeline.parquet import BATCH_ROWS, GroupRows
-    from longscan.pipeline.read import Reader
+    from longscan.pipeline.read.find import find_files
+from longscan.pipeline.read.parquet import BATCH_ROWS, GroupRows
+    from longscan.pipeline.read.reader import Reader
     from longscan.pipeline.records import Document, Piece, Shard
 
     (file,) = find_files(sys.argv[1])

@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from longscan.pipeline.config import InputConfig
 from longscan.pipeline.errors import InputError
-from longscan.pipeline.find import find_files
-from longscan.pipeline.plan import make_plan
-from longscan.pipeline.read import Reader
+from longscan.pipeline.plan.planner import make_plan
+from longscan.pipeline.read.find import find_files
+from longscan.pipeline.read.reader import Reader
+from longscan.pipeline.read.scan import scan
 from longscan.pipeline.records import Document, ErrorRow
-from longscan.pipeline.scan import scan
 
 ROWS = 40
 CONFIG = InputConfig(id_column="id", passthrough=["tags"])

@@ -13,10 +13,10 @@ from checkpoint_formats import rewrite
 from fakes import tiny_checkpoint
 from longscan.jobs import convert
 from longscan.jobs.run import main
-from longscan.pipeline.classify import HEAD_FILE
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.errors import ModelError
-from longscan.pipeline.recipe import Recipe, read_recipe, recipe_files, settle
+from longscan.pipeline.model.classify import HEAD_FILE
+from longscan.pipeline.model.recipe import Recipe, read_recipe, recipe_files, settle
 from tiny_jobs import hidden_of, rows, texts, words, write_input
 from tokenizers import Tokenizer, processors
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from longscan.pipeline.redaction import printable, redact, remember_secrets
+from longscan.pipeline.storage.redaction import printable, redact, remember_secrets
 
 SECRETS = {
     "s3://AKIA:s3cr3t@bucket/a/b": "s3://***@bucket/a/b",

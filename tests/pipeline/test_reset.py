@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from longscan.kernels.segments import NO_LANE, TILE, Entry, Segments
 from longscan.pipeline.config import EmbeddingConfig, ScoreConfig, TaskConfig
+from longscan.pipeline.engine.schedule import Candidate, plan_step
+from longscan.pipeline.engine.steps import starts_afresh
 from longscan.pipeline.model import load_model
 from longscan.pipeline.records import DocumentRow, Outcome, TokensRow, WindowRow
-from longscan.pipeline.schedule import Candidate, plan_step
-from longscan.pipeline.steps import starts_afresh
 
 POOLINGS = ["mean", "last", "max"]
 RESET = 128

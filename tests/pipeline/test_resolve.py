@@ -13,12 +13,12 @@ import torch
 from fakes import tiny_checkpoint
 from longscan.kernels.segments import TILE
 from longscan.pipeline.config import JobConfig
-from longscan.pipeline.dryrun import Speeds, _peak_bytes, estimate, measure_speed
 from longscan.pipeline.errors import ConfigError, ModelError
 from longscan.pipeline.model import Mamba2Geometry, read_geometry
-from longscan.pipeline.nodes import Workers
-from longscan.pipeline.plan import make_plan
-from longscan.pipeline.resolve import (
+from longscan.pipeline.plan.dryrun import Speeds, _peak_bytes, estimate, measure_speed
+from longscan.pipeline.plan.nodes import Workers
+from longscan.pipeline.plan.planner import make_plan
+from longscan.pipeline.plan.resolve import (
     MAX_LANES,
     Choice,
     Device,
@@ -30,7 +30,7 @@ from longscan.pipeline.resolve import (
     model_facts,
     tokenizer_of,
 )
-from longscan.pipeline.sample import Sample
+from longscan.pipeline.read.sample import Sample
 from longscan.pipeline.shards import RowGroup, SourceFile
 
 GB = 1 << 30
@@ -243,5 +243,5 @@ def test_the_peak_of_what_is_done_is_measured(tmp_path: Path) -> None:
 
 
 def test_speed_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longscan.pipeline.dryrun.PROBE_S", 0.05)
+    monkeypatch.setattr("longscan.pipeline.plan.dryrun.PROBE_S", 0.05)
     assert measure_speed(str(folder), None, chosen(folder, CPU), 128, 64, 1, scores=True) > 10

@@ -11,12 +11,12 @@ from typing import Any
 import leisure
 import pytest
 from longscan.jobs.run import main
-from longscan.pipeline.forward import Forward
-from longscan.pipeline.frames import pack
-from longscan.pipeline.leftover import kept_tokens, leftover
+from longscan.pipeline.engine.forward import Forward
+from longscan.pipeline.keep.frames import pack
+from longscan.pipeline.keep.leftover import kept_tokens, leftover
+from longscan.pipeline.keep.shardkeeper import ShardKeeper
 from longscan.pipeline.progress import Progress
-from longscan.pipeline.shardkeeper import ShardKeeper
-from longscan.pipeline.storage import locate
+from longscan.pipeline.storage.location import locate
 from longscan.pipeline.wording import count
 from stopping import Stop, carries, stopped
 from tiny_jobs import rows, same_tables, some_ids, texts, words, write_input
@@ -224,7 +224,7 @@ def test_what_cannot_be_kept_ends_nothing(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("longscan.pipeline.journal.os.write", full)
+    monkeypatch.setattr("longscan.pipeline.keep.journal.os.write", full)
     assert main(job(model, source, tmp_path / "out", "everything")) == 0
     assert_same(tmp_path / "out", undisturbed("everything"))
 

@@ -22,11 +22,11 @@ from longscan.jobs.compose import compose_job
 from longscan.jobs.run import main
 from longscan.pipeline.cluster import pool
 from longscan.pipeline.errors import OutputError
-from longscan.pipeline.job import EngineBuilder
-from longscan.pipeline.output import RunFolder
-from longscan.pipeline.plan import Plan
+from longscan.pipeline.output.folder import RunFolder
+from longscan.pipeline.plan.planner import Plan
 from longscan.pipeline.run import run
 from longscan.pipeline.shards import ShardReport
+from longscan.pipeline.worker.job import EngineBuilder
 from stopping import Stop, carries, stopped
 from tiny_jobs import rows, success, table, texts, unfinish, words, write_input
 from waiting import until
@@ -225,7 +225,7 @@ class TestInThisProcess:
         self, alone: Path, model: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A folder stands where the documents of shard 4 belong."""
-        monkeypatch.setattr("longscan.pipeline.worker.TRIES", 1)
+        monkeypatch.setattr("longscan.pipeline.worker.worker.TRIES", 1)
         output, wall = tmp_path / "out", tmp_path / "out" / "documents" / "part-00004-of-00012.parquet" / "wall"
         true_start = RunFolder.start
 
@@ -250,7 +250,7 @@ class TestInThisProcess:
     def test_a_fault_of_the_program_fails_its_shard_alone(
         self, model: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from longscan.pipeline import worker
+        from longscan.pipeline.worker import worker
 
         true_journey = worker.process_shard
 
@@ -277,7 +277,7 @@ class TestInThisProcess:
         self, alone: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It is no shard that was left to do, and its failure is no less one."""
-        from longscan.pipeline import worker
+        from longscan.pipeline.worker import worker
 
         whole = write_input(tmp_path / "in.parquet", [*(text * 3 for text in texts(23)), None])
         command = job(model, whole, tmp_path / "out", "cluster=inprocess")

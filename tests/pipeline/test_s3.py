@@ -15,9 +15,9 @@ import pytest
 import s3fs
 from fakes import tiny_checkpoint
 from guarded import guarded
+from longscan.pipeline.commit.lock import RunLock
 from longscan.pipeline.errors import OutputError
-from longscan.pipeline.lock import RunLock
-from longscan.pipeline.storage import atomic_write, children, commit_file, create_exclusive, exists, locate, read_bytes, remove
+from longscan.pipeline.storage.location import atomic_write, children, commit_file, create_exclusive, exists, locate, read_bytes, remove
 from starts import DIE, Starts
 from tiny_jobs import same_tables, table, texts, words, write_input
 from waiting import HANG_S, until
@@ -96,7 +96,8 @@ def starts(store: s3fs.S3FileSystem, tmp_path_factory: pytest.TempPathFactory) -
 PATCH = (
     DIE
     + """
-from longscan.pipeline import output, write
+from longscan.pipeline.output import folder as output
+from longscan.pipeline.write import writer as write
 def at(place, name, when):
     whole = getattr(place, name)
     setattr(place, name, lambda *a: die() if when(*a) else whole(*a))

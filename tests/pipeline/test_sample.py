@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fakes import tiny_checkpoint
-from longscan.pipeline.columns import Columns
 from longscan.pipeline.config import InputConfig
-from longscan.pipeline.find import find_files
-from longscan.pipeline.sample import Sample, look
-from longscan.pipeline.scan import scan
+from longscan.pipeline.read.columns import Columns
+from longscan.pipeline.read.find import find_files
+from longscan.pipeline.read.sample import Sample, look
+from longscan.pipeline.read.scan import scan
 from longscan.pipeline.tokenize import load_tokenizer
 
 LENGTHS = [100, 5, 40_000, 7, 9, 10, 300, 200]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from longscan.kernels.segments import NO_LANE, TILE
+from longscan.pipeline.engine.schedule import Assignment, Candidate, StepPlan, check_sizes, plan_step, ready_tokens
 from longscan.pipeline.errors import ConfigError
-from longscan.pipeline.schedule import Assignment, Candidate, StepPlan, check_sizes, plan_step, ready_tokens
 
 
 @dataclass

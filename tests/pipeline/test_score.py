@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from longscan.kernels.pool import Run
 from longscan.kernels.segments import TILE
 from longscan.pipeline.config import EmbeddingConfig, ScoreConfig, TaskConfig
+from longscan.pipeline.engine.opened import Taken
+from longscan.pipeline.engine.results import EntryResult
+from longscan.pipeline.engine.rows import RowMaker
+from longscan.pipeline.engine.score import bits_per_byte, context_token, scores_first_token, tile_sums
 from longscan.pipeline.errors import ConfigError, DocumentError
-from longscan.pipeline.opened import Taken
 from longscan.pipeline.records import DocumentRow, HostCarry, Outcome, TokensRow, WindowRow
-from longscan.pipeline.results import EntryResult
-from longscan.pipeline.rows import RowMaker
-from longscan.pipeline.score import bits_per_byte, context_token, scores_first_token, tile_sums
 
 LENGTHS = [1, 2, 63, 64, 65, 128, 200, 640, 1000]
 

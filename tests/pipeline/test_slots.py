@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from longscan.kernels.segments import NO_LANE
-from longscan.pipeline.slots import Slots, fewer_lanes
+from longscan.pipeline.engine.slots import Slots, fewer_lanes
 
 
 def test_the_tables_hold_lanes_then_contexts_then_spare_slots() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from longscan.pipeline.errors import ConfigError, InputError, OutputError
-from longscan.pipeline.storage import (
+from longscan.pipeline.storage.location import (
     Location,
     atomic_write,
     children,
@@ -95,7 +95,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def without(_: str) -> Any:
         raise ImportError("Install s3fs to access S3")
 
-    monkeypatch.setattr("longscan.pipeline.storage.url_to_fs", without)
+    monkeypatch.setattr("longscan.pipeline.storage.location.url_to_fs", without)
     with pytest.raises(InputError, match="s3://b/x: its file system needs a package that is not installed: Install s3fs"):
         locate("s3://b/x")
 

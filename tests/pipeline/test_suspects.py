@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from longscan.pipeline.ledger import Loss, begin_attempt, end_attempt, losses, note_rows
-from longscan.pipeline.storage import locate
-from longscan.pipeline.suspects import SINGLY, History
-from longscan.pipeline.turns import Turns
+from longscan.pipeline.commit.ledger import Loss, begin_attempt, end_attempt, losses, note_rows
+from longscan.pipeline.storage.location import locate
+from longscan.pipeline.worker.suspects import SINGLY, History
+from longscan.pipeline.worker.turns import Turns
 from starts import DIE, Starts
 from tiny_jobs import rows, texts, words, write_input
 from waiting import HANG_S, until
@@ -151,7 +151,7 @@ def job(model: Path, source: Path, out: Path) -> list[str]:
 
 
 IN_THE_ENGINE = """
-from longscan.pipeline.feed import Feed
+from longscan.pipeline.engine.feed import Feed
 whole = Feed._pull
 def pull(feed, source):
     if source.document.doc_id.endswith('#4'): die()
@@ -160,7 +160,7 @@ Feed._pull = pull
 """
 
 IN_THE_READER = """
-from longscan.pipeline.parquet import GroupRows
+from longscan.pipeline.read.parquet import GroupRows
 whole = GroupRows._load
 def load(rows):
     if rows.row_group == 1 and rows.row + rows._batch_rows > 1: die()
@@ -169,7 +169,7 @@ GroupRows._load = load
 """
 
 IN_A_STEP = """
-from longscan.pipeline import forward
+from longscan.pipeline.engine import forward
 whole = forward.Forward.launch
 def launch(self, step):
     if any(entry.document.document.doc_id.endswith('#4') for entry in step.entries): raise RuntimeError('CUDA error: illegal memory access')
@@ -179,7 +179,7 @@ forward.Forward.launch = launch
 
 SPOT = """
 import leisure
-from longscan.pipeline import keeper
+from longscan.pipeline.keep import keeper
 leisure.take()
 whole = keeper.ShardKeeper._save
 saved = []
@@ -205,7 +205,7 @@ def test_a_long_document_on_machines_that_go_is_not_to_blame(starts: Starts, mod
 
 
 EVERY_STEP = """
-from longscan.pipeline import forward
+from longscan.pipeline.engine import forward
 def launch(self, step): raise RuntimeError('CUDA error: no device')
 forward.Forward.launch = launch
 """
@@ -244,7 +244,7 @@ def test_nobody_is_blamed_for_a_device_that_fails_everybody(
 
 
 IN_THE_COMMIT = """
-from longscan.pipeline.write import PartWriter
+from longscan.pipeline.write.writer import PartWriter
 PartWriter.commit = die
 """
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from longscan.pipeline.plan import make_plan
+from longscan.pipeline.plan.planner import make_plan
+from longscan.pipeline.plan.tail import Pace, foresee, longest_first, row_tokens
 from longscan.pipeline.shards import Piece, RowGroup, Shard, SourceFile
-from longscan.pipeline.tail import Pace, foresee, longest_first, row_tokens
 
 FILE = SourceFile("/x", "x", 1, "v", ())
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from fakes import tiny_checkpoint
-from longscan.pipeline.build import build_engine
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.errors import Stopped
 from longscan.pipeline.run import run
-from longscan.pipeline.watchdog import Watchdog
+from longscan.pipeline.worker.build import build_engine
+from longscan.pipeline.worker.watchdog import Watchdog
 from tiny_jobs import same_tables, texts, write_input
 from waiting import HANG_S, until
 

@@ -9,14 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fakes import tiny_checkpoint
-from longscan.pipeline import build
+from longscan.pipeline.commit.ledger import attempts
 from longscan.pipeline.config import JobConfig
-from longscan.pipeline.engine import Engine
+from longscan.pipeline.engine.engine import Engine
 from longscan.pipeline.errors import Stopped
-from longscan.pipeline.ledger import attempts
 from longscan.pipeline.run import run
-from longscan.pipeline.storage import locate
-from longscan.pipeline.worker import SHARDS_AT_ONCE
+from longscan.pipeline.storage.location import locate
+from longscan.pipeline.worker import build
+from longscan.pipeline.worker.worker import SHARDS_AT_ONCE
 
 SHARDS = 12
 

@@ -19,17 +19,18 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from longscan.pipeline import ledger, tables
-from longscan.pipeline import write as writing
+from longscan.pipeline.commit import ledger
+from longscan.pipeline.commit.ledger import attempts, begin_attempt, read_reports
 from longscan.pipeline.config import EmbeddingConfig, ScoreConfig, TaskConfig
 from longscan.pipeline.errors import ConfigError, OutputError
-from longscan.pipeline.ledger import attempts, begin_attempt, read_reports
 from longscan.pipeline.records import Document, DocumentRow, ErrorRow, Outcome, TokensRow, WindowRow
 from longscan.pipeline.schemas import ERRORS_SCHEMA, STATES_SCHEMA, TOKENS_SCHEMA, documents_schema, windows_schema
 from longscan.pipeline.shards import Piece, Shard, ShardReport, SourceFile
-from longscan.pipeline.storage import Location, children, exists, locate
-from longscan.pipeline.tables import PartFile
-from longscan.pipeline.write import Writer
+from longscan.pipeline.storage.location import Location, children, exists, locate
+from longscan.pipeline.write import tables
+from longscan.pipeline.write import writer as writing
+from longscan.pipeline.write.tables import PartFile
+from longscan.pipeline.write.writer import Writer
 
 WIDTH = 4
 EVERYTHING = TaskConfig(

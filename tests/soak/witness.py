@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from longscan.pipeline.build import build_engine
-from longscan.pipeline.engine import Engine
-from longscan.pipeline.job import Job
-from longscan.pipeline.keeper import Keeper
+from longscan.pipeline.engine.engine import Engine
+from longscan.pipeline.engine.steps import Step
+from longscan.pipeline.keep.keeper import Keeper
+from longscan.pipeline.keep.shardkeeper import ShardKeeper
 from longscan.pipeline.meter import Meter
 from longscan.pipeline.records import Carry, DocumentRow, Outcome, Reached
-from longscan.pipeline.shardkeeper import ShardKeeper
 from longscan.pipeline.shards import Shard
-from longscan.pipeline.steps import Step
+from longscan.pipeline.worker.build import build_engine
+from longscan.pipeline.worker.job import Job
 
 FOLDER = "LONGSCAN_SOAK_WITNESS"
 """Environment: where the notes go."""

@@ -1,0 +1,1 @@
+"""Rows of a shard -> its Parquet files, all of them or none."""
