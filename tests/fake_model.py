@@ -57,8 +57,8 @@ def settings_of(task: TaskConfig, **asked: Any) -> EngineSettings:
 
 
 def engine_of(model: StepModel, task: TaskConfig, **asked: Any) -> Engine:
-    """An engine of the `settings_of` what is asked for; on_tokens and meter are the engine's own."""
-    beside = {name: asked.pop(name) for name in ("on_tokens", "meter") if name in asked}
+    """An engine of the `settings_of` what is asked for; on_tokens, meter and forward are the engine's own."""
+    beside = {name: asked.pop(name) for name in ("on_tokens", "meter", "forward") if name in asked}
     return Engine(model, settings_of(task, **asked), **beside)
 
 

@@ -1,6 +1,7 @@
 """All that the engine gives, with a real network: the same bits alone, in company, and after stops and crashes at random places.
 
-On a CPU with a tiny network in fp32, and (`-m gpu`) with a small one on the CUDA Tile kernels, whose tokens are as true as PyTorch's.
+On a CPU with a tiny network in fp32, there also with a device that is late, and (`-m gpu`) with a small one on the CUDA Tile
+kernels, whose tokens are as true as PyTorch's.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -19,9 +19,11 @@ import pytest
 import torch
 from fake_model import engine_of, stream
 from fakes import tiny_checkpoint
+from late_device import LateForward
 from longscan.kernels.checks import Backend
 from longscan.pipeline.config import ClassifyConfig, EmbeddingConfig, ScoreConfig, TaskConfig
 from longscan.pipeline.engine.engine import Engine, EngineFailed
+from longscan.pipeline.engine.forward import Forward
 from longscan.pipeline.model import Mamba2, load_model
 from longscan.pipeline.model.classify import Head
 from longscan.pipeline.records import Carry, DocumentRow, ErrorRow, Outcome, PositionRow, Reached, TokensRow, TokenStream, WindowRow
@@ -86,10 +88,11 @@ class Keeping:
 
 
 class Place:
-    """A network, and the sizes of an engine that it runs in."""
+    """A network, and the sizes of an engine that it runs in. device: cpu, cuda, or late."""
 
     def __init__(self, folder: Path, device: str, num_groups: int, span_tiles: int | None) -> None:
-        self.device, self.span_tiles = device, span_tiles
+        self.forward = LateForward if device == "late" else Forward
+        self.device, self.span_tiles = "cpu" if device == "late" else device, span_tiles
         on_gpu = device == "cuda"
         shape = {"d_model": 256, "head_dim": 64, "state_size": 128} if on_gpu else {}
         self.dtype = torch.bfloat16 if on_gpu else torch.float32
@@ -107,7 +110,7 @@ class Place:
         model = self.model(backend)
         numbers = np.random.default_rng(5)
         head = Head(HeadShape("", 3, None), numbers.normal(size=(3, model.width)), numbers.normal(size=3))
-        sizes: dict[str, Any] = {"context_id": CONTEXT, "heads": (head,) * variant.heads} | variant.sizes | more
+        sizes: dict[str, Any] = {"context_id": CONTEXT, "heads": (head,) * variant.heads, "forward": self.forward} | variant.sizes | more
         return engine_of(
             model,
             variant.task,
@@ -127,6 +130,7 @@ class Place:
 
 PLACES = [
     pytest.param(("cpu", 2, 2), id="cpu"),
+    pytest.param(("late", 2, 2), id="late"),
     pytest.param(("cuda", 1, 2), id="gpu_G1_spans", marks=pytest.mark.gpu),
     pytest.param(("cuda", 8, None), id="gpu_G8", marks=pytest.mark.gpu),
 ]
@@ -212,17 +216,21 @@ def run_until(
 
         stopper = threading.Thread(target=stop)
         stopper.start()
-        with suppress(EngineFailed):
+        try:
             gather(engine.process(place.documents(variant, left, carries), keeper), found)
-        due.set()
-        stopper.join()
+        except EngineFailed as error:
+            if error.__cause__ is not None:
+                raise
+        finally:
+            due.set()
+            stopper.join()
     return keeper, seen
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 def test_the_same_bits_alone_and_in_company_and_after_stops(place: Place, variant: Variant) -> None:
     everyone = range(len(place.lengths))
-    expected = run(place, variant, everyone)
+    expected = run(place, variant, everyone, forward=Forward)
     assert sorted(expected) == list(everyone)
     assert len(expected[14]) > 1 or variant.name == "classify_documents"
     with place.engine(variant, lanes=1) as engine:

@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 from compare import assert_same_bits
+from emulated_network import put_on_emulator, record_on_cpu
 from fakes import tiny_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 from longscan.kernels.segments import NO_LANE, TILE, Entry, Segments
 from longscan.kernels.ssd.spans import Spans, cut
 from longscan.pipeline.engine.graphs import FEWEST_CHAINS, GraphedModel, chains_for, with_graphs
-from longscan.pipeline.model import load_model
+from longscan.pipeline.model import Mamba2, load_model
 
-TILES, LANES = 64, 12
+TILES = 64
 
 
 def packed(lengths: list[int], **options: int) -> Segments:
@@ -72,6 +73,33 @@ def test_a_model_that_is_on_no_gpu_is_left_as_it_is(tmp_path: Path) -> None:
     assert with_graphs(model) is model
 
 
+def check_bits(model: Mamba2, graphed: GraphedModel, *, tiles: int, more: int, longest: int, steps: int, span_tiles: int | None) -> None:
+    """Steps of ever more entries, `more` each time, of at most `longest` tiles: that begin, go on, and leave their state behind or not."""
+    lanes = 1 + more * (steps - 1)
+    states = [model.new_state(lanes) for _ in range(2)]
+    generator = torch.Generator().manual_seed(3)
+    written: set[int] = set()
+    with torch.inference_mode():
+        for step in range(steps):
+            entries, tile = [], 0
+            for lane in torch.randperm(lanes, generator=generator).tolist()[: 1 + more * step]:
+                length = int(torch.randint(1, longest * TILE, (1,), generator=generator))
+                kept = float(torch.rand(1, generator=generator)) < 0.8
+                if tile + -(-length // TILE) > tiles:
+                    break
+                entries.append(Entry(tile, length, TILE * step, lane if lane in written else NO_LANE, lane if kept else NO_LANE))
+                written |= {lane} if kept else set()
+                tile += entries[-1].num_tiles
+            segments = Segments.pack(entries, tiles, model.device, slots=tiles, span_tiles=span_tiles)
+            ids_T = torch.randint(97, (tiles * TILE,), generator=generator).to(model.device)
+            hidden = [subject.step(ids_T, segments, state)[0] for subject, state in zip((model, graphed), states, strict=True)]
+            assert_same_bits(f"hidden states of step {step}", hidden[1].cpu(), hidden[0].cpu())
+    for name in ("ssm", "tail"):
+        assert_same_bits(name, getattr(states[1], name).cpu(), getattr(states[0], name).cpu())
+    assert not graphed._given_up
+    assert 1 < len(graphed._recorded) < steps
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("span_tiles", [None, 4])
 def test_the_bits_are_those_of_the_model(tmp_path: Path, span_tiles: int | None) -> None:
@@ -80,24 +108,14 @@ def test_the_bits_are_those_of_the_model(tmp_path: Path, span_tiles: int | None)
     model = load_model(folder, dtype=torch.bfloat16, device="cuda", backend="cutile", row_block=TILES * TILE)
     graphed = with_graphs(model)
     assert isinstance(graphed, GraphedModel)
-    states = [model.new_state(LANES) for _ in range(2)]
-    generator = torch.Generator().manual_seed(3)
-    written: set[int] = set()
-    with torch.inference_mode():
-        for step in range(12):
-            entries, tile = [], 0
-            for lane in torch.randperm(LANES, generator=generator).tolist()[: 1 + step]:
-                length = int(torch.randint(1, 5 * TILE, (1,), generator=generator))
-                if tile + -(-length // TILE) > TILES:
-                    break
-                entries.append(Entry(tile, length, TILE * step, lane if lane in written else NO_LANE, lane))
-                written.add(lane)
-                tile += entries[-1].num_tiles
-            segments = Segments.pack(entries, TILES, "cuda", slots=TILES, span_tiles=span_tiles)
-            ids_T = torch.randint(97, (TILES * TILE,), generator=generator).cuda()
-            hidden = [subject.step(ids_T, segments, state)[0] for subject, state in zip((model, graphed), states, strict=True)]
-            assert_same_bits(f"hidden states of step {step}", hidden[1].cpu(), hidden[0].cpu())
-    for name in ("ssm", "tail"):
-        assert_same_bits(name, getattr(states[1], name).cpu(), getattr(states[0], name).cpu())
-    assert 1 < len(graphed._recorded) < 12
-    assert not graphed._given_up
+    check_bits(model, graphed, tiles=TILES, more=1, longest=5, steps=12, span_tiles=span_tiles)
+
+
+@pytest.mark.parametrize("span_tiles", [None, 1])
+def test_the_bits_are_those_of_the_model_on_the_emulator(tmp_path: Path, span_tiles: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a graph makes again is made there of the layout that is written over the recorded one, spans and their sources among it."""
+    put_on_emulator(monkeypatch)
+    record_on_cpu(monkeypatch)
+    folder = tiny_checkpoint(tmp_path, dtype=torch.bfloat16, vocab_size=97, num_layers=1)
+    model = load_model(folder, dtype=torch.bfloat16, device="cpu", backend="torch", row_block=16 * TILE)
+    check_bits(model, GraphedModel(model), tiles=16, more=2, longest=2, steps=6, span_tiles=span_tiles)

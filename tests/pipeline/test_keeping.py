@@ -13,6 +13,7 @@ from collecting import SEGMENT, Collecting, going_on, printed, rows_of, task
 from fake_model import CountingModel, document, engine_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from late_device import LateForward
 from longscan.pipeline.records import Carry, Cut, DocumentRow, Outcome, Prefix, TokenBlock, TokenStream
 
 TASK = task(window_tokens=192)
@@ -38,14 +39,17 @@ def run(streams: Iterable[TokenStream], keeper: Collecting, **sizes: Any) -> dic
     return rows_of(streams, TASK, keeper, **sizes)
 
 
-def check_growth(grown: Sequence[tuple[int, int, int]], *, lanes: int, block: int, device: str = "cpu") -> None:
-    """grown: of each document the length before, how many of these tokens are not settled, and how many came since."""
+def check_growth(grown: Sequence[tuple[int, int, int]], *, lanes: int, block: int, **where: Any) -> None:
+    """grown: of each document the length before, how many of these tokens are not settled, and how many came since.
+
+    where: of the engine, other than on a CPU.
+    """
     first, second, undisturbed = Collecting(), Collecting(), Collecting()
     run(
         (tokens(n, length, min(loose, length), block=block) for n, (length, loose, _) in enumerate(grown)),
         first,
         lanes=lanes,
-        device=device,
+        **where,
     )
     expected = {n: max(length - loose - 1, 0) // SEGMENT * SEGMENT for n, (length, loose, _) in enumerate(grown)}
     assert {n: carry.position for n, carry in first.kept.items()} == {n: at for n, at in expected.items() if at}
@@ -53,8 +57,8 @@ def check_growth(grown: Sequence[tuple[int, int, int]], *, lanes: int, block: in
         assert carry.cut.token <= carry.position < carry.cut.token + block
         assert carry.host.position == carry.position
     longer = [(n, length + more) for n, (length, _, more) in enumerate(grown)]
-    again = run((tokens(n, length, 0, first.kept.get(n), block) for n, length in longer), second, lanes=lanes, device=device)
-    whole = run((tokens(n, length, 0) for n, length in longer), undisturbed, device=device)
+    again = run((tokens(n, length, 0, first.kept.get(n), block) for n, length in longer), second, lanes=lanes, **where)
+    whole = run((tokens(n, length, 0) for n, length in longer), undisturbed, **where)
     for n, rows in whole.items():
         after = first.kept[n].position if n in first.kept else 0
         assert printed(again[n]) == printed(rows, after), f"document {n}, from token {after}"
@@ -75,9 +79,11 @@ def test_a_longer_document_goes_on_from_what_was_kept(grown: list[tuple[int, int
     check_growth(grown, lanes=lanes, block=block)
 
 
-@pytest.mark.gpu
-def test_a_longer_document_goes_on_from_what_was_kept_on_a_gpu() -> None:
-    check_growth([(700, 10, 500), (129, 0, 1), (64, 0, 300), (1000, 300, 900), (65, 1, 65)], lanes=3, block=100, device="cuda")
+@pytest.mark.parametrize(
+    "where", [pytest.param({"forward": LateForward}, id="late"), pytest.param({"device": "cuda"}, id="gpu", marks=pytest.mark.gpu)]
+)
+def test_a_longer_document_goes_on_from_what_was_kept_a_step_behind(where: dict[str, Any]) -> None:
+    check_growth([(700, 10, 500), (129, 0, 1), (64, 0, 300), (1000, 300, 900), (65, 1, 65)], lanes=3, block=100, **where)
 
 
 @pytest.mark.parametrize("most", [2, 3])

@@ -16,9 +16,11 @@ from collecting import going_on
 from fake_model import CountingModel, engine_of, settings_of, stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from late_device import LateForward
 from longscan.kernels.segments import NO_LANE, Segments
 from longscan.pipeline.config import EmbeddingConfig, ScoreConfig, TaskConfig
 from longscan.pipeline.engine.engine import Engine, EngineFailed
+from longscan.pipeline.engine.forward import Forward
 from longscan.pipeline.engine.lanes import Lanes
 from longscan.pipeline.engine.memory import is_out_of_memory
 from longscan.pipeline.engine.opened import Caller
@@ -113,14 +115,15 @@ def test_a_step_without_memory_is_run_again(
     step=st.integers(1, 6),
     late=st.booleans(),
     reset=st.sampled_from([None, 128]),
+    forward=st.sampled_from([Forward, LateForward]),
 )
 @settings(max_examples=40, deadline=None)
 def test_the_bits_do_not_depend_on_where_memory_was_short(
-    lengths: list[int], fails: set[int], lanes: int, step: int, late: bool, reset: int | None
+    lengths: list[int], fails: set[int], lanes: int, step: int, late: bool, reset: int | None, forward: type[Forward]
 ) -> None:
     with engine(CountingModel(), reset_tokens=reset) as one:
         expected = rows_of(one, lengths)
-    with engine(ShortModel(fails, late=late), lanes=lanes, step_tokens=64 * step, reset_tokens=reset) as one:
+    with engine(ShortModel(fails, late=late), lanes=lanes, step_tokens=64 * step, reset_tokens=reset, forward=forward) as one:
         found: Any = None
         with suppress(EngineFailed):
             found = rows_of(one, lengths)
@@ -148,7 +151,8 @@ def test_a_step_that_overwrote_what_it_began_from_is_not_run_again() -> None:
     assert (first.repeatable, second.repeatable) == (True, False)
 
 
-def test_documents_that_are_set_aside_go_on_after_a_stop(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("forward", [Forward, LateForward])
+def test_documents_that_are_set_aside_go_on_after_a_stop(forward: type[Forward], caplog: pytest.LogCaptureFixture) -> None:
     """Lanes fall from 4 to 2 in the middle of four documents; what is kept at a stop leads to the same rows."""
     carries: dict[int, Carry] = {}
 
@@ -190,7 +194,8 @@ def test_documents_that_are_set_aside_go_on_after_a_stop(caplog: pytest.LogCaptu
     sizes = {"lanes": 4, "step_tokens": 128}
     with engine(CountingModel(), **sizes) as one:
         expected = vectors(one, {})
-    with engine(ShortModel({5, 6}), on_tokens=on_tokens, **sizes) as one, pytest.raises(EngineFailed, match="was stopped"):
+    short = engine(ShortModel({5, 6}), on_tokens=on_tokens, forward=forward, **sizes)
+    with short as one, pytest.raises(EngineFailed, match="was stopped"):
         list(one.process(documents({}), Keeping()))
     assert "2 lanes from now on, 4 before" in caplog.text
     assert len(carries) > 2, "more documents are in flight than there are lanes"

@@ -3,47 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from compare import assert_same_bits, relative_error
-from emulator import runtime
+from emulated_network import put_on_emulator
 from fakes import tiny_checkpoint
 from longscan.kernels.segments import NO_LANE, TILE, Entry, Segments
-from longscan.pipeline.model import Mamba2, load_model, mamba2
+from longscan.pipeline.model import Mamba2, load_model
 from recurrence import truth
 
 VOCABULARY = 97
-OPERATORS = {"ssd": "ssd", "causal_conv1d": "conv1d", "rms_norm": "norm", "gated_rms_norm": "norm"}
-
-
-def emulated(operator: Any, **arguments: Any) -> Any:
-    """An operator's CUDA Tile form with what its front door would hand on."""
-    del arguments["backend"]
-    return operator(**arguments)
 
 
 @pytest.fixture
 def on_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The network's operators are those of kernels/*/cutile.py over the emulator."""
-
-    def front(name: str) -> Any:
-        operator = partial(emulated, getattr(runtime.load(OPERATORS[name]), name))
-        if name == "ssd":
-            return lambda x, dt, A, B, C, z_THP=None, **rest: operator(x_THP=x, dt_TH=dt, A_H=A, B_TGN=B, C_TGN=C, z_THP=z_THP, **rest)
-        if name == "causal_conv1d":
-            return lambda x, weight, bias, activation="silu", **rest: operator(
-                x_TC=x, weight_CK=weight, bias_C=bias, activation=activation, **rest
-            )
-        if name == "rms_norm":
-            return lambda x, weight, **rest: operator(x_TD=x, weight_D=weight, residual_TD=None, **rest)
-        return lambda x, z, weight, **rest: operator(x_TI=x, z_TI=z, weight_I=weight, **rest)
-
-    for name in OPERATORS:
-        monkeypatch.setattr(mamba2, name, front(name))
+    put_on_emulator(monkeypatch)
 
 
 def network(folder: Path, num_groups: int) -> tuple[Path, Mamba2]:
