@@ -1,6 +1,6 @@
 """A shard's journey: the whole product on one screen.
 
-Every verb is lazy and lives in the file of its name. A worker builds the tools once and sends several shards through
+Every verb is lazy and lives in the room of its name. A worker builds the tools once and sends several shards through
 them at once, each in a thread of its own; all meet in the one engine, which keeps the device busy across them.
 """
 
