@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,10 @@ def test_row_counts_that_contradict_each_other(tmp_path: Path) -> None:
     assert footer.count(count) == 1
     path = tmp_path / "x.parquet"
     path.write_bytes(data.replace(footer, footer.replace(count, b"\x16\x7a")))
-    (file,) = scan(find_files(str(path)), InputConfig()).files
-    assert file.error is not None
-    assert "its footer contradicts itself: 61 rows, and row groups of [20, 20, 20]" in file.error
+    with pytest.raises(InputError, match=re.escape("its footer contradicts itself: 61 rows, and row groups of [20, 20, 20]")):
+        scan(find_files(str(path)), InputConfig())
+    (tmp_path / "good.parquet").write_bytes(data)
+    damaged, good = sorted(scan(find_files(str(tmp_path)), InputConfig()).files, key=lambda file: file.error is None)
+    assert damaged.error is not None
+    assert "61 rows, and row groups of [20, 20, 20]" in damaged.error
+    assert good.num_rows == 60

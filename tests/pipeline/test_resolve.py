@@ -237,8 +237,8 @@ def test_an_estimate_adds_up(folder: Path, geometry: Mamba2Geometry) -> None:
 
 
 def test_the_peak_of_what_is_done_is_measured(tmp_path: Path) -> None:
-    found = _peak_bytes(lambda: torch.ones(1 << 24).sum())
-    assert found == 0 or 1 << 26 <= found < 1 << 27
+    found, reused = _peak_bytes(lambda: torch.ones(1 << 24).sum()), 1 << 20  # of pages that the process has already
+    assert found == 0 or (1 << 26) - reused <= found < 1 << 27
     assert _peak_bytes(lambda: None, str(tmp_path)) == 0
 
 

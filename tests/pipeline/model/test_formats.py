@@ -44,7 +44,7 @@ import torch
 from checkpoint_formats import CODESTRAL, MAMBA2, WRITERS, config_of, mamba_ssm_config, rewrite, tensors_of, write_json
 from fakes import tiny_checkpoint
 from longscan.kernels.segments import TILE, Entry, Segments
-from longscan.pipeline import config
+from longscan.pipeline import rules
 from longscan.pipeline.errors import ModelError
 from longscan.pipeline.model import load_model, model_hash, read_geometry
 from longscan.pipeline.model.formats import AUTO, FORMATS, find_format
@@ -268,7 +268,7 @@ def test_a_format_that_is_named_overrides_what_the_folder_looks_like(tmp_path: P
 
 
 def test_the_configuration_knows_every_format() -> None:
-    assert set(config.FORMATS) == {AUTO, *FORMATS}
+    assert set(rules.FORMATS) == {AUTO, *FORMATS}
 
 
 def test_the_hash_covers_the_files_that_are_read(tmp_path: Path) -> None:
