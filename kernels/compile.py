@@ -26,8 +26,9 @@ from longscan.kernels.tuning import compiling_for, spill_allowed
 from longscan.kernels.variants import OPERATORS, calls
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
-"""What every change of a kernel is compiled for; `SUPPORTED` is what the kernels are for."""
+"""What every change of a kernel is compiled for."""
 SUPPORTED = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+"""What the kernels are for."""
 PRODUCTS = ("ssd.scan", "ssd.products", "ssd.span_ends", "logprob.score_rows")
 """Kernels that multiply matrices."""
 ALIGNMENT = 16

@@ -6,7 +6,6 @@ prepared is written into its configuration, so that every worker, and every late
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,6 @@ TOKENIZER_FILES = ("*.json", "*.model", "tokenizer.model.*", "*.tiktoken", "merg
 MODEL_FILES = (*TOKENIZER_FILES, "*.safetensors")
 PICKLES = ("pytorch_model*.bin",)
 """PyTorch's own files: fetched only where there are no others, as they often lie beside the same weights."""
-
-COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,13 @@ def test_compile_prints_a_line_a_variant(capsys: pytest.CaptureFixture[str]) -> 
     assert set(reports[0]) == {"kernel", "variant", "arch", "registers", "spill_bytes", "shared_bytes", "hgmma", "hmma"}
 
 
+def test_an_architecture_that_the_kernels_are_not_for_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["compile", "--arch", "sm_90", "sm_75"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "expected --arch to be of sm_80, sm_86, sm_89, sm_90, sm_100, sm_120, got 'sm_75'" in err
+
+
 def test_what_is_wrong_with_a_kernel_is_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     reports = [
         ahead.Report("ssd.scan", "mamba2-130m", "sm_90", 168, spill_bytes=8, shared_bytes=0, hgmma=0, hmma=12),
