@@ -38,7 +38,7 @@ def add_and_norm(x_TD, residual_TD, weight_D, y_TD, eps: float, D: CI, ROWS: CI,
     x_TD: bf16, fp16 or fp32; y_TD: bf16 or fp16; residual_TD: fp32; weight_D: any float.
     Grid: (T / ROWS,), rows in parallel, nothing serial.
     """
-    row = ct.bid(0)
+    row = ct.num_blocks(0) - 1 - ct.bid(0)
     values = ()
     squares = ct.zeros((ROWS, 1), dtype=ct.float32)
     for at, width in ct.static_iter(parts(D)):
@@ -62,7 +62,7 @@ def gate_and_norm(x_TGJ, z_TGJ, weight_GJ, y_TGJ, eps: float, J: CI, ROWS: CI, N
     x_TGJ, z_TGJ, y_TGJ: bf16 or fp16, G groups of J channels; weight_GJ: any float.
     Grid: (T / ROWS, G), all in parallel, nothing serial.
     """
-    row = ct.bid(0)
+    row = ct.num_blocks(0) - 1 - ct.bid(0)
     g = ct.bid(1)
     values = ()
     gates = ()

@@ -155,8 +155,9 @@ class Forward:
         """A mark behind all that is queued; None on a device that is done when a call returns."""
         if self.device.type != "cuda":
             return None
-        mark = torch.Event(self.device, enable_timing=True, blocking=True)  # who waits leaves the core to tokenization
-        mark.record()
+        # Who waits leaves the core to tokenization; torch.Event takes `blocking` and does not do it.
+        mark = torch.cuda.Event(enable_timing=True, blocking=True)
+        mark.record(torch.cuda.current_stream(self.device))
         return mark
 
     def finished(self, launched: Launched) -> bool:

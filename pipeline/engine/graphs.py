@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from longscan.kernels.segments import TILE, Entry, Segments
 from longscan.kernels.ssd.spans import Spans, cut
+from longscan.pipeline.engine.memory import in_a_line
 from longscan.pipeline.model import Mamba2, ModelState
 
 log = logging.getLogger(__name__)
 
 FEWEST_CHAINS = 8
+CORNER = 16
+"""Rows and columns of a product that is made for its own sake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,8 @@ class GraphedModel:
         self._tables: Tables | None = None
         self._stream = torch.cuda.Stream(model.device)
         self._memory = torch.cuda.graph_pool_handle()
-        self._given_up = False
+        self._corner = torch.zeros((CORNER, CORNER), dtype=model.dtype, device=model.device)
+        self._failed = self._given_up = False
 
     @property
     def width(self) -> int:
@@ -75,14 +80,8 @@ class GraphedModel:
             self._begin(ids_T, segments, state)
         spans = None if segments.span_tiles is None else cut(segments)
         key = (chains_for(segments), 0 if spans is None else spans.slot.numel())
-        if key not in self._recorded:
-            try:
-                self._recorded[key] = self._record(segments, spans, key[0], state)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                self._give_up(error)
-                return self._model.step(ids_T, segments, state)
+        if key not in self._recorded and not self._add(key, ids_T, segments, spans, state):
+            return self._model.step(ids_T, segments, state)
         recorded = self._recorded[key]
         self._ids_T.copy_(ids_T)
         recorded.segments.buffer.copy_(segments.buffer)
@@ -103,27 +102,50 @@ class GraphedModel:
         del hidden_TD
         torch.cuda.empty_cache()  # graphs have memory of their own for what a step makes in between
 
+    def _add(self, key: tuple[int, int], ids_T: torch.Tensor, segments: Segments, spans: Spans | None, state: ModelState) -> bool:
+        """Record the graph of `key`; where that fails, once more with everything made anew. Returns False where it is given up."""
+        try:
+            self._recorded[key] = self._record(segments, spans, key[0], state)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if self._failed:
+                self._give_up(error)
+                return False
+            self._failed = True
+            log.info("a step could not be recorded as a CUDA graph, and is again (%s)", in_a_line(error))
+        else:
+            return True
+        self._begin(ids_T, segments, state)
+        return self._add(key, ids_T, segments, spans, state)
+
     def _record(self, segments: Segments, spans: Spans | None, chains: int, state: ModelState) -> _Recorded:
         graph, layout = torch.cuda.CUDAGraph(), segments.recorded(chains)
         if spans is not None:
             layout.derived[Spans] = spans.recorded()
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
+            # cuBLAS makes a handle for each thread at its first product, which may not be while a graph is recorded.
+            torch.mm(self._corner, self._corner)
             # Other threads go on meanwhile, and may use the device.
             graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
             try:
                 hidden_TD, _ = self._model.step(self._ids_T, layout, state)
                 self._hidden_TD.copy_(hidden_TD)
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # which would only say that something went wrong before
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         torch.cuda.current_stream().wait_stream(self._stream)
         return _Recorded(graph, layout)
 
     def _give_up(self, error: RuntimeError) -> None:
         self._given_up = True
         self._recorded.clear()
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        log.warning("steps cannot be recorded as CUDA graphs here (%s): they are launched kernel by kernel, which is slower", reason)
+        log.warning(
+            "steps cannot be recorded as CUDA graphs here (%s): they are launched kernel by kernel, which is slower", in_a_line(error)
+        )
 
 
 Tables = tuple[tuple[int, torch.Size], ...]

@@ -68,11 +68,17 @@ class Grid:
 
     def __init__(self) -> None:
         self.block: tuple[int, int, int] | None = None
+        self.sides = (0, 0, 0)
 
     def bid(self, axis: int) -> Tile:
         if self.block is None:
             raise EmulatorError("bid: called outside a kernel")
         return Tile(self.block[axis], int32)
+
+    def num_blocks(self, axis: int) -> Tile:
+        if self.block is None:
+            raise EmulatorError("num_blocks: called outside a kernel")
+        return Tile(self.sides[axis], int32)
 
     def launch(self, stream: object, grid: tuple[int, ...], kernel: Kernel, values: tuple[Any, ...]) -> None:
         """Run all blocks, one after another, in an order that means nothing."""
@@ -84,6 +90,7 @@ class Grid:
         arguments = kernel.arguments(values, memory)
         blocks = list(product(*(range(side) for side in sides)))
         random.Random(len(blocks)).shuffle(blocks)
+        self.sides = (sides[0], sides[1], sides[2])
         try:
             for number, block in enumerate(blocks):
                 memory.block, self.block = number, block
@@ -113,7 +120,8 @@ def cuda_tile() -> ModuleType:
         setattr(module, name, getattr(arrays, name))
     for name, function in {"sum": tiles.sum_, "max": tiles.max_, "min": tiles.min_, "abs": tiles.abs_}.items():
         setattr(module, name, function)
-    module.__dict__.update(Constant=Constant, kernel=_kernel, function=lambda plain: plain, launch=grid.launch, bid=grid.bid)
+    module.__dict__.update(Constant=Constant, kernel=_kernel, function=lambda plain: plain, launch=grid.launch)
+    module.__dict__.update(bid=grid.bid, num_blocks=grid.num_blocks)
     module.__dict__.update(static_iter=_static_iter, static_eval=lambda value: value, cdiv=lambda x, y: -(-x // y))
     return module
 
