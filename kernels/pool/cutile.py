@@ -21,6 +21,8 @@ CB = ct.Constant[bool]
 
 COLUMNS = 128
 """Columns of a block at most."""
+ROWS_AT_ONCE = 16
+"""Vectors are written into arrays of a multiple of so many rows, one at least: kernels are compiled anew for arrays of other lengths."""
 ENDLESS = 1 << 30
 """Tiles of a window that no document fills."""
 
@@ -200,8 +202,8 @@ def _add(
     unused = {"mean": totals[0], "weighted_mean": totals[1], "max": totals[2]}
     tables = [state.tables.get(prefix + pooling, unused[pooling][:1].clone()) for pooling in unused]
     names = ("mean", "weighted_mean", "max", "last")
-    vectors = {name: torch.empty((num_closed if name in poolings else 0, D), device=device) for name in names}
-    written = [vectors[name] if vectors[name].numel() else torch.empty((1, D), device=device) for name in names]
+    room = (num_closed // ROWS_AT_ONCE + 1) * ROWS_AT_ONCE
+    written = [torch.empty((room if name in poolings else ROWS_AT_ONCE, D), device=device) for name in names]
     slots = s.num_tokens.numel()
     on_host = np.zeros((2, -(-max(slots, 1) // 4) * 4), dtype=np.int32)
     on_host[0, : len(first)] = first
@@ -212,4 +214,4 @@ def _add(
         flags = tuple(name in poolings for name in names)
         arguments = (*totals, *tables, *written, *lanes, block, window, *flags)
         ct.launch(torch.cuda.current_stream(), (D // block, len(s.entries)), add_tiles, arguments)
-    return {pooling: vectors[pooling] for pooling in poolings}
+    return {name: vectors[:num_closed] for name, vectors in zip(names, written, strict=True) if name in poolings}

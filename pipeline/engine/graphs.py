@@ -8,7 +8,7 @@ and a step takes the next larger one: blocks of no entry end at once. Results ar
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from longscan.kernels.segments import TILE, Entry, Segments
 from longscan.kernels.ssd.spans import Spans, cut
-from longscan.pipeline.engine.memory import in_a_line
+from longscan.pipeline.engine.memory import in_a_line, is_out_of_memory
 from longscan.pipeline.model import Mamba2, ModelState
 
 log = logging.getLogger(__name__)
@@ -72,17 +72,12 @@ class GraphedModel:
         """`Mamba2.step`, but that the hidden states are in the memory of the step before: they are to be used before the next.
 
         Where no graph can be recorded, the model runs launch by launch from then on, and the log says why. Memory that is short is no
-        such reason: torch.OutOfMemoryError is raised, as the model raises it.
+        such reason: what torch raises of it is raised.
         """
-        if self._given_up:
-            return self._model.step(ids_T, segments, state)
-        if _tables(state) != self._tables or len(ids_T) != len(self._ids_T):
-            self._begin(ids_T, segments, state)
         spans = None if segments.span_tiles is None else cut(segments)
-        key = (chains_for(segments), 0 if spans is None else spans.slot.numel())
-        if key not in self._recorded and not self._add(key, ids_T, segments, spans, state):
+        recorded = self._graph_for(ids_T, segments, spans, state)
+        if recorded is None:
             return self._model.step(ids_T, segments, state)
-        recorded = self._recorded[key]
         self._ids_T.copy_(ids_T)
         recorded.segments.buffer.copy_(segments.buffer)
         if spans is not None:
@@ -101,23 +96,26 @@ class GraphedModel:
         self._ids_T, self._hidden_TD, self._tables = ids_T.clone(), torch.empty_like(hidden_TD), _tables(state)
         del hidden_TD
         torch.cuda.empty_cache()  # graphs have memory of their own for what a step makes in between
+        if segments.span_tiles is None:
+            # Now: later the threads that read and tokenize want Python's lock as well, and recording takes ten times as long.
+            for chains in all_chains(segments.num_tokens.numel(), state.ssm.shape[1]):
+                self._recorded[chains, 0] = self._record(idle, None, chains, state)
 
-    def _add(self, key: tuple[int, int], ids_T: torch.Tensor, segments: Segments, spans: Spans | None, state: ModelState) -> bool:
-        """Record the graph of `key`; where that fails, once more with everything made anew. Returns False where it is given up."""
-        try:
-            self._recorded[key] = self._record(segments, spans, key[0], state)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            if self._failed:
-                self._give_up(error)
-                return False
-            self._failed = True
-            log.info("a step could not be recorded as a CUDA graph, and is again (%s)", in_a_line(error))
-        else:
-            return True
-        self._begin(ids_T, segments, state)
-        return self._add(key, ids_T, segments, spans, state)
+    def _graph_for(self, ids_T: torch.Tensor, segments: Segments, spans: Spans | None, state: ModelState) -> _Recorded | None:
+        """The graph of a step, recorded where there is none yet; once more with everything made anew where that fails, and then None."""
+        key = (chains_for(segments), 0 if spans is None else spans.slot.numel())
+        while not self._given_up:
+            try:
+                if _tables(state) != self._tables or len(ids_T) != len(self._ids_T):
+                    self._begin(ids_T, segments, state)
+                if key not in self._recorded:
+                    self._recorded[key] = self._record(segments, spans, key[0], state)
+                return self._recorded[key]
+            except RuntimeError as error:
+                if is_out_of_memory(error):
+                    raise
+                self._fail(error)
+        return None
 
     def _record(self, segments: Segments, spans: Spans | None, chains: int, state: ModelState) -> _Recorded:
         graph, layout = torch.cuda.CUDAGraph(), segments.recorded(chains)
@@ -140,12 +138,15 @@ class GraphedModel:
         torch.cuda.current_stream().wait_stream(self._stream)
         return _Recorded(graph, layout)
 
-    def _give_up(self, error: RuntimeError) -> None:
-        self._given_up = True
+    def _fail(self, error: RuntimeError) -> None:
+        """Begin anew at the next try, or give up where this was the second."""
+        self._given_up, self._failed, self._tables = self._failed, True, None
         self._recorded.clear()
-        log.warning(
-            "steps cannot be recorded as CUDA graphs here (%s): they are launched kernel by kernel, which is slower", in_a_line(error)
-        )
+        if self._given_up:
+            reason = in_a_line(error)
+            log.warning("steps cannot be recorded as CUDA graphs here (%s): they are launched kernel by kernel, which is slower", reason)
+        else:
+            log.info("a step could not be recorded as a CUDA graph (%s): once more", in_a_line(error))
 
 
 Tables = tuple[tuple[int, torch.Size], ...]
@@ -158,11 +159,22 @@ def _tables(state: ModelState) -> Tables:
 
 def chains_for(segments: Segments) -> int:
     """Entries that the graph for a step has blocks for: a power of two, or one and a half times one, as far as there are slots."""
-    entries, slots = len(segments.entries), segments.num_tokens.numel()
+    slots = segments.num_tokens.numel()
+    return next(chains for chains in _numbers(slots) if chains >= min(len(segments.entries), slots))
+
+
+def all_chains(slots: int, lanes: int) -> list[int]:
+    """What `chains_for` comes to in steps of `slots` with at most `lanes` entries."""
+    numbers = list(_numbers(slots))
+    return [chains for before, chains in zip([0, *numbers], numbers, strict=False) if before < lanes]
+
+
+def _numbers(slots: int) -> Iterator[int]:
     chains = FEWEST_CHAINS
-    while chains < entries:
+    while chains < slots:
+        yield chains
         chains = chains * 3 // 2 if chains & (chains - 1) == 0 else chains // 3 * 4
-    return min(chains, slots)
+    yield slots
 
 
 def with_graphs(model: Any) -> Any:
