@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from longscan.pipeline.commit.ledger import RUN, forget_report, read_reports
+from longscan.pipeline.commit.ledger import RUN, forget_report, read_reports, report_of
 from longscan.pipeline.commit.lock import RunLock
 from longscan.pipeline.config import TaskConfig
 from longscan.pipeline.errors import OutputError
@@ -151,6 +151,9 @@ class RunFolder:
         """
         self.check(now=True)
         reports = self.reports()
+        for index in {shard.index for shard in plan.shards} - set(reports):  # a listing may be late on an object store: asked by name
+            if (report := report_of(self.place, index)) is not None:
+                reports[index] = report
         missing = [shard for shard in plan.shards if shard.index not in reports]
         if missing:
             raise OutputError(

@@ -18,6 +18,7 @@ from longscan.pipeline.commit.lock import RunLock
 from longscan.pipeline.errors import OutputError
 from longscan.pipeline.storage.location import atomic_write, children, commit_file, create_exclusive, exists, locate, read_bytes, remove
 from starts import DIE, Starts
+from stopping import carries
 from tiny_jobs import same_tables, table, texts, words, write_input
 from waiting import HANG_S, until
 
@@ -96,6 +97,8 @@ def starts(store: s3fs.S3FileSystem, tmp_path_factory: pytest.TempPathFactory) -
 PATCH = (
     DIE
     + """
+import leisure
+from longscan.pipeline.keep import carryfiles
 from longscan.pipeline.output import folder as output
 from longscan.pipeline.write import writer as write
 def at(place, name, when):
@@ -105,6 +108,7 @@ def at(place, name, when):
 )
 CRASHES = {
     "in_the_planner": "at(output, 'atomic_write', lambda to, _: to.name == 'fingerprint.json')",
+    "behind_a_carry_with_the_one_before_still_there": "leisure.take(); at(carryfiles, 'remove', lambda _: True)",
     "between_two_files_of_a_shard": "at(write, 'commit_file', lambda _, to: 'errors/part-00001' in to.path)",
     "before_the_manifest": "at(write, 'write_report', lambda _, report: report.index == 1)",
 }
@@ -116,8 +120,9 @@ def job(store: s3fs.S3FileSystem, tmp_path_factory: pytest.TempPathFactory) -> l
     model = tiny_checkpoint(folder / "model", tokenizer=True)
     source = write_input(folder / "in.parquet", [*texts(7), None], row_group=2)
     store.put_file(str(source), f"{BUCKET}/in/in.parquet")
-    more = ("output.shard_tokens=300", "task=embed_score", "task.score.window_tokens=64", "max_errors=1", "cluster=inprocess")
-    command = words(model, f"s3://{BUCKET}/in", "", *more)
+    sizes = ("output.shard_tokens=300", "engine.checkpoint_tokens=64")
+    more = ("task=embed_score", "task.score.window_tokens=64", "max_errors=1", "cluster=inprocess")
+    command = words(model, f"s3://{BUCKET}/in", "", *sizes, *more)
     return [word for word in command if not word.startswith("output.path")]
 
 
@@ -158,6 +163,22 @@ def test_states_are_kept_and_gone_on_from(store: s3fs.S3FileSystem, starts: Star
         assert path.is_dir() or SECRET.encode() not in path.read_bytes()
 
 
+LATE = """
+from longscan.pipeline.storage import remote
+remote.children = lambda fs, folder: []
+"""
+
+
+def test_a_store_whose_listings_are_late(
+    store: s3fs.S3FileSystem, starts: Starts, job: list[str], undisturbed: Path, tmp_path: Path
+) -> None:
+    """None has anything of what the run has written."""
+    ended = starts.start([*job, f"output.path=s3://{BUCKET}/late"], LATE)
+    assert ended.code == 0, ended.said
+    assert store.exists(f"{BUCKET}/late/_SUCCESS")
+    assert same_tables(fetched(store, "late", tmp_path / "out"), undisturbed) == ["documents", "errors", "windows"]
+
+
 @pytest.mark.parametrize("crash", CRASHES.values(), ids=CRASHES.keys())
 def test_a_run_that_is_killed_and_started_again(
     store: s3fs.S3FileSystem, starts: Starts, job: list[str], undisturbed: Path, tmp_path: Path, crash: str
@@ -171,6 +192,7 @@ def test_a_run_that_is_killed_and_started_again(
     assert ended.code == 0, ended.said
     out = fetched(store, name, tmp_path / "out")
     assert same_tables(out, undisturbed) == ["documents", "errors", "windows"]
+    assert "carry" not in crash or carries(out)["resumed_documents"] > 0, "it went on inside a document"
     for path in out.rglob("*"):
         assert path.is_dir() or SECRET.encode() not in path.read_bytes()
     assert SECRET not in died.said + ended.said
