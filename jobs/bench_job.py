@@ -30,6 +30,8 @@ STEP_TOKENS, LANES = 65536, 256
 """Of the sleeping device, as on an H200."""
 SHAPES = ("130m", "2.7b", "7b")
 SAMPLE_S = 0.02
+ALONE_S = {"cpu": 3.0, "cuda": 12.0}
+"""The model alone computes for so long: until a GPU is as warm, and its clock as low, as in a job."""
 STAGES = ("read", "tokenize", "feed", "schedule", "pack", "copy", "launch", "wait", "rows", "write", "commit", "device")
 
 
@@ -52,7 +54,8 @@ class JobRecord:
     """Of everything, planning and loading too."""
     tokens_per_second: float
     model_tokens_per_second: float
-    """Of the model alone, in full steps; for the sleeping device its rate."""
+    """Of the model alone behind the job, in full steps (of one document, where the corpus is one), when it has computed for a while; for the
+    sleeping device its rate."""
     share_of_model: float
     device_share: float
     """Of the workers' seconds, those in which the device computed."""
@@ -126,7 +129,7 @@ def bench_job(options: argparse.Namespace, told: Callable[[JobRecord], None] = l
         with _watched() as watch:
             run(config, build=build)
         metrics: dict[str, Any] = json.loads((folder / "out" / "_run" / "metrics.json").read_text())
-        record = _record(options, corpus, metrics, watch, _model_alone(options, prepared.choice, config, metrics))
+        record = _record(options, corpus, metrics, watch, _model_alone(options, prepared.choice, config, metrics, corpus.documents))
         told(record)
         for row in _peers(options, corpus.path, folder / "out", prepared.choice, record.tokens_per_second):
             record = replace(record, peers=(*record.peers, row))
@@ -200,14 +203,15 @@ def _record(options: argparse.Namespace, corpus: Any, metrics: dict[str, Any], w
     )
 
 
-def _model_alone(options: argparse.Namespace, choice: Any, config: Any, metrics: dict[str, Any]) -> float:
+def _model_alone(options: argparse.Namespace, choice: Any, config: Any, metrics: dict[str, Any], documents: int) -> float:
     """Tokens a second of the model in full steps, on what the job ran on."""
     if options.fake_rate:
         return float(options.fake_rate)
     from longscan.pipeline.plan.dryrun import measure_speed
 
-    sizes, cores = metrics["sizes"], metrics["workers"]["cores"]
-    return measure_speed(choice.folder, None, choice, sizes["step_tokens"], config.engine.segment_tokens, cores, config.task.scores)
+    step, cores = metrics["sizes"]["step_tokens"], metrics["workers"]["cores"]
+    segment = step if documents == 1 and choice.device == "cuda" else config.engine.segment_tokens
+    return measure_speed(choice.folder, None, choice, step, segment, cores, config.task.scores, ALONE_S[choice.device])
 
 
 class Watch:

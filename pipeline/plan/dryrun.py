@@ -27,6 +27,8 @@ from longscan.pipeline.wording import clock_time, count, num_bytes, plural
 
 PROBE_S = 3.0
 PROBE_TOKENS = {"cpu": 2048}
+PROBE_QUEUED = 8
+"""Steps that are queued on a GPU before they are waited for."""
 DOCUMENT_S = 125e-6
 """CPU seconds of the host for a document, but for its tokenizing: as documents of 500 tokens went, see the README's measurements."""
 
@@ -159,13 +161,21 @@ def _pace(speeds: Speeds, sample: Sample, cores: int, *, beside: bool, scale: fl
 
 
 def measure_speed(
-    path: str, revision: str | None, choice: Choice, step_tokens: int, segment_tokens: int, cores: int, scores: bool
+    path: str,
+    revision: str | None,
+    choice: Choice,
+    step_tokens: int,
+    segment_tokens: int,
+    cores: int,
+    scores: bool,
+    probe_s: float | None = None,
 ) -> float:
     """Tokens a second of the model alone, in full steps, with `cores` cores of this machine; with log-probabilities if `scores`.
 
-    path, revision: of the model, which may have to be fetched there.
+    path, revision: of the model, which may have to be fetched there. probe_s: it computes for so long, PROBE_S by default, and the second
+    half counts: a GPU that has been at work for a while is some hundredths slower than one that begins.
     """
-    return _speeds(path, revision, choice, step_tokens, [segment_tokens], cores, scores)[0][0]
+    return _speeds(path, revision, choice, step_tokens, [segment_tokens], cores, scores, probe_s)[0][0]
 
 
 def measure_speeds(
@@ -188,7 +198,14 @@ def _resident_bytes() -> int:
 
 
 def _speeds(
-    path: str, revision: str | None, choice: Choice, step_tokens: int, segments: Sequence[int], cores: int, scores: bool
+    path: str,
+    revision: str | None,
+    choice: Choice,
+    step_tokens: int,
+    segments: Sequence[int],
+    cores: int,
+    scores: bool,
+    probe_s: float | None = None,
 ) -> tuple[list[float], int]:
     """Of steps with each of these segments; and the bytes that a full step takes on a CPU."""
     tokens = min(step_tokens, PROBE_TOKENS.get(choice.device, step_tokens)) // TILE * TILE
@@ -197,7 +214,7 @@ def _speeds(
 
     def measure() -> tuple[list[float], int]:
         torch.set_num_threads(min(cores, torch.get_num_threads()))
-        found = [_of_a_step(model, choice, tokens, segment_tokens, scores) for segment_tokens in segments]
+        found = [_of_a_step(model, choice, tokens, segment_tokens, scores, probe_s or PROBE_S) for segment_tokens in segments]
         return [tokens / seconds for seconds, _ in found], max(peak for _, peak in found) * step_tokens // tokens
 
     # On a thread beside another that has computed, as a worker's engine is: OpenMP's threads spin while they wait for each other,
@@ -208,7 +225,7 @@ def _speeds(
 
 
 @torch.inference_mode()
-def _of_a_step(model: Mamba2, choice: Choice, tokens: int, segment_tokens: int, scores: bool) -> tuple[float, int]:
+def _of_a_step(model: Mamba2, choice: Choice, tokens: int, segment_tokens: int, scores: bool, probe_s: float) -> tuple[float, int]:
     """Of steps with as many documents as their segments leave room for, as in the middle of a run: the median of their seconds, and
     on a CPU the bytes that one takes at its peak, else 0.
     """
@@ -218,21 +235,24 @@ def _of_a_step(model: Mamba2, choice: Choice, tokens: int, segment_tokens: int, 
     segments = Segments.pack(entries, tokens // TILE, choice.device, span_tiles=choice.span_tiles)
     state = model.new_state(len(entries))
 
+    queued = PROBE_QUEUED if choice.device == "cuda" else 1
+
     def step() -> float:
         began = time.perf_counter()
-        hidden_TD, _ = model.step(ids_T, segments, state)
-        if scores:
-            model.logprobs(hidden_TD, ids_T)
+        for _ in range(queued):
+            hidden_TD, _ = model.step(ids_T, segments, state)
+            if scores:
+                model.logprobs(hidden_TD, ids_T)
         if choice.device == "cuda":
             torch.cuda.synchronize()
-        return time.perf_counter() - began
+        return (time.perf_counter() - began) / queued
 
     step()
     peak = _peak_bytes(step) if choice.device == "cpu" else 0
     seconds: list[float] = []
-    while sum(seconds) < PROBE_S:
+    while sum(seconds) * queued < probe_s:
         seconds.append(step())
-    return statistics.median(seconds), peak
+    return statistics.median(seconds[len(seconds) // 2 :]), peak
 
 
 def _peak_bytes(work: Callable[[], object], about: str = "/proc/self") -> int:

@@ -162,12 +162,11 @@ def _share_the_interpreter() -> Callable[[], None]:
 
     A thread that wants Python's lock gets it from one that computes only when an interval is over: by default 5 ms, a tenth of a small
     model's step, and the engine wants it many times a step. Garbage is collected in whatever thread makes the next object, with the lock:
-    what is there by now is not looked through any more, and documents on their way, which no cycle keeps, are looked
-    through once when they come, and not all together again and again.
+    what is there by now is not looked through any more, not even once, which took a quarter of a second; and documents on their way, which
+    no cycle keeps, are looked through once when they come, and not all together again and again.
     """
     interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(SWITCH_S)
-    gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT_AT)
 
