@@ -54,8 +54,8 @@ class JobRecord:
     """Of everything, planning and loading too."""
     tokens_per_second: float
     model_tokens_per_second: float
-    """Of the model alone behind the job, in full steps (of one document, where the corpus is one), when it has computed for a while; for the
-    sleeping device its rate."""
+    """Of the model alone behind the job, in full steps (of one document, where the corpus is one), when it has computed for a while;
+    for the sleeping device its rate."""
     share_of_model: float
     device_share: float
     """Of the workers' seconds, those in which the device computed."""

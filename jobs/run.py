@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """Garbage is sought a hundredth as often: while a program's modules come in there is none, and to look costs a twentieth of its start."""
+    """Garbage is seldom sought: while a program's modules come in there is none, and looking costs a twentieth of its start."""
     thresholds = gc.get_threshold()
     gc.set_threshold(50_000, 20, 100)
     try:
