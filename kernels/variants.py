@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -84,9 +84,11 @@ def _norm(cutile: Any, *, shape: Shape, width: int, dtype: torch.dtype = torch.b
     cutile.gated_rms_norm(y_TI, z_TI, _fp32(inner), groups=shape.G, eps=1e-5, norm_before_gate=False)
 
 
-def _pool(cutile: Any, *, width: int, window_tokens: int | None, dtype: torch.dtype = torch.bfloat16) -> None:
-    state, hidden_TD = PoolState.new(16, width, POOLINGS, window_tokens, "meta"), _empty(TILES * TILE, width, dtype=dtype)
-    cutile.pool(hidden_TD, state=state, poolings=POOLINGS, segments=_segments(), window_tokens=window_tokens)
+def _pool(
+    cutile: Any, *, width: int, window_tokens: int | None, poolings: Sequence[str] = POOLINGS, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    state, hidden_TD = PoolState.new(16, width, poolings, window_tokens, "meta"), _empty(TILES * TILE, width, dtype=dtype)
+    cutile.pool(hidden_TD, state=state, poolings=poolings, segments=_segments(), window_tokens=window_tokens)
 
 
 def _logprob(cutile: Any, *, width: int, vocabulary: int, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -103,7 +105,10 @@ _DEFAULT: dict[str, list[tuple[str, Callable[[Any], None]]]] = {
     "conv1d": [(shape.name, partial(_conv1d, shape=shape)) for shape in MODELS],
     "norm": [(shape.name, partial(_norm, shape=shape, width=WIDTHS[shape.name])) for shape in MODELS],
     "pool": [
-        (f"width {width}, windows {size}", partial(_pool, width=width, window_tokens=size)) for width in (768, 256) for size in (None, 512)
+        *((f"width {width}, windows {n}", partial(_pool, width=width, window_tokens=n)) for width in (768, 256) for n in (None, 512)),
+        ("width 768, mean", partial(_pool, width=768, window_tokens=None, poolings=("mean",))),
+        # With little to do in its loop, the compiler does most with it.
+        *((" and ".join(chosen), partial(_pool, width=768, window_tokens=512, poolings=chosen)) for chosen in (("max",), ("mean", "max"))),
     ],
     "logprob": [(name, partial(_logprob, width=WIDTHS[name], vocabulary=VOCABULARIES[name])) for name in WIDTHS],
 }

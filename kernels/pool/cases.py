@@ -68,6 +68,14 @@ def _before(name: str, position: int, case: Case, generator: torch.Generator) ->
     return weight * (0.5 + 0.1 * noise)
 
 
+def grouped(ahead: int, window_tokens: int | None) -> Case:
+    """Entries of 1, ahead - 1, ahead, ahead + 1 and 2 ahead + 3 tiles: begun and from a lane, ended and not."""
+    sizes = (1, ahead - 1, ahead, ahead + 1, 2 * ahead + 3)
+    ends = [(position, TILE * size - 37, True) for size in sizes for position in (0, 3 * TILE)]
+    pieces = [*ends, *((position, TILE * size, False) for size in sizes for position in (0, 3 * TILE))]
+    return Case(f"groups_of_{ahead}_tiles_windows_of_{window_tokens}", 32, tuple(Piece(*piece) for piece in pieces), window_tokens)
+
+
 CASES = (
     Case(
         "ragged_with_state",
@@ -84,6 +92,8 @@ CASES = (
     Case("a_window_over_many_entries", 32, (Piece(1 << 20, 256, False), Piece(1 << 19, 300, True)), 1 << 22),
     Case("no_windows", 32, (Piece(64, 100, True), Piece(0, 128, False)), None),
     Case("last_alone", 32, (Piece(64, 100, True), Piece(0, 70, True)), 64, ("last",)),
+    grouped(8, None),
+    grouped(8, 5 * TILE),
     Case("far_along", 32, (Piece(12_800_000, 130, True), Piece(64_000_000, 64, False)), 8192),
     Case("crowd", 64, tuple(Piece(64 * (i % 3), 1 + 37 * i % 300, i % 2 == 0 or (1 + 37 * i % 300) % 64 != 0) for i in range(40)), 256),
 )
