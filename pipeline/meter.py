@@ -7,6 +7,8 @@ it stands around a step or a batch of documents, never around each of many short
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +18,8 @@ from typing import NamedTuple, ParamSpec, TypeVar
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 
+GIVES_WAY_BY, LOWEST = 5, 19
+"""Niceness: three times less of a core's time, and a thread of the usual priority that wakes up does not wait for one of these."""
 DEVICE = "device"
 """The stage that is the model's own work; on a GPU in the device's time, while the host does something else."""
 
@@ -79,8 +83,9 @@ class Meter:
 class MeteredExecutor(ThreadPoolExecutor):
     """Threads whose work is charged to one stage."""
 
-    def __init__(self, workers: int, *, meter: Meter, stage: str) -> None:
-        super().__init__(workers, thread_name_prefix=stage)
+    def __init__(self, workers: int, *, meter: Meter, stage: str, gives_way: bool = False) -> None:
+        """gives_way: where all cores are busy, other threads of the process come first."""
+        super().__init__(workers, thread_name_prefix=stage, initializer=_give_way if gives_way else None)
         self._meter, self._stage = meter, stage
 
     def submit(self, fn: Callable[Given, Answer], /, *args: Given.args, **kwargs: Given.kwargs) -> Future[Answer]:
@@ -89,6 +94,13 @@ class MeteredExecutor(ThreadPoolExecutor):
                 return fn(*args, **kwargs)
 
         return super().submit(charged, *args, **kwargs)
+
+
+def _give_way() -> None:
+    """Lower the calling thread's priority, on Linux, where a thread has one of its own."""
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, min(os.getpriority(os.PRIO_PROCESS, thread) + GIVES_WAY_BY, LOWEST))
 
 
 class _Book:

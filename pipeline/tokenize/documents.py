@@ -44,13 +44,14 @@ class DocumentTokenizer:
         prompt: Prompt | None = None,
         meter: Meter | None = None,
         prefix_beyond: int | None = None,
+        gives_way: bool = False,
     ) -> None:
         """tokenizer: None where documents bring token ids. vocab_size: the model's, for those ids.
 
         with_offsets: blocks say where in the text their tokens stand. append_eos: after a document's last token; a document
         without tokens stays so. prompt: comes before every text, and is in no block. meter: charged with the stage tokenize.
         prefix_beyond: streams of documents of more bytes of text than this, or ids, have a prefix, and blocks say what is settled; None:
-        none have.
+        none have. gives_way: where all cores are busy, the threads that feed a GPU come before these.
 
         Raises ConfigError where there is no EOS token to append.
         """
@@ -65,7 +66,7 @@ class DocumentTokenizer:
         self.meter = meter or Meter()
         # Threads of our own instead of the library's: as many as asked for, and each takes what is next when it is free.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        self._executor = MeteredExecutor(workers, meter=self.meter, stage="tokenize")
+        self._executor = MeteredExecutor(workers, meter=self.meter, stage="tokenize", gives_way=gives_way)
 
     def __enter__(self) -> DocumentTokenizer:
         return self

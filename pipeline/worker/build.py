@@ -72,6 +72,7 @@ def _document_tokenizer(job: Job, tokenizer: TextTokenizer | None, threads: int,
         prompt=job.choice.prompt,
         meter=meter,
         prefix_beyond=config.engine.segment_tokens if config.output.keep_state else None,
+        gives_way=job.choice.device != "cpu",
     )
 
 

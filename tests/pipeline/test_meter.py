@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 
@@ -100,3 +102,16 @@ def test_threads_add_up() -> None:
 
 def test_costs_add_stage_by_stage() -> None:
     assert add_costs({"a": Cost(1, 2)}, {"a": Cost(3, 4), "b": Cost(5, 6)}) == {"a": Cost(4, 6), "b": Cost(5, 6)}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no priority of its own")
+def test_threads_may_give_way() -> None:
+    """And nobody else does: not who made them, nor threads of another kind."""
+
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    mine = priority()
+    with MeteredExecutor(1, meter=Meter(), stage="low", gives_way=True) as low, MeteredExecutor(1, meter=Meter(), stage="usual") as usual:
+        assert low.submit(priority).result() == min(mine + meters.GIVES_WAY_BY, meters.LOWEST)
+        assert usual.submit(priority).result() == mine == priority()
