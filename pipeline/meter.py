@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import NamedTuple, ParamSpec, TypeVar
 
 Given = ParamSpec("Given")
@@ -100,7 +101,8 @@ def _give_way() -> None:
     """Lower the calling thread's priority, on Linux, where a thread has one of its own."""
     if sys.platform == "linux":
         thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, min(os.getpriority(os.PRIO_PROCESS, thread) + GIVES_WAY_BY, LOWEST))
+        with suppress(OSError):  # a sandbox may forbid it
+            os.setpriority(os.PRIO_PROCESS, thread, min(os.getpriority(os.PRIO_PROCESS, thread) + GIVES_WAY_BY, LOWEST))
 
 
 class _Book:
