@@ -1,4 +1,5 @@
-"""What holds for every test: no secrets of URIs that others have met, no examples that are too slow; and what tests of jobs begin with."""
+"""What holds for every test: no secrets of URIs that others have met, no examples that are too slow, an end when one is asked for from
+outside; and what tests of jobs begin with."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sigterm
 from fakes import tiny_checkpoint
 from hypothesis import HealthCheck, settings
 from longscan.pipeline.storage import redaction
@@ -14,6 +16,13 @@ from threads import torch_threads
 # How long an example takes is the machine's affair; pytest's own limit ends one that hangs.
 settings.register_profile("longscan", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("longscan")
+
+sigterm.listen()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item) -> None:
+    sigterm.obey(item.nodeid)
 
 
 @pytest.fixture(autouse=True)

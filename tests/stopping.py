@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sigterm
 from longscan.jobs.run import main
 from longscan.pipeline.engine.engine import Engine
 from longscan.pipeline.progress import Progress
@@ -33,7 +32,7 @@ class Stop:
                 due = self.seen >= at and not self.sent
                 self.sent |= due
             if due:
-                os.kill(os.getpid(), signal.SIGTERM)
+                sigterm.send()
             return due
 
         def added(progress: Progress, tokens: int) -> None:

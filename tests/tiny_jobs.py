@@ -83,8 +83,30 @@ def same_tables(output: Path, expected: Path) -> list[str]:
         if name in orders:
             order = [(column, "ascending") for column in orders[name]]
             found, wanted = found.sort_by(order), wanted.sort_by(order)
-        assert found.equals(wanted), f"{name}: {found.num_rows} rows, {wanted.num_rows} expected"
+        assert found.equals(wanted), f"{name}: {difference(found, wanted)}"
     return names
+
+
+def difference(found: pa.Table, wanted: pa.Table) -> str:
+    """In words, the first cells in which tables differ, and by how much: for whoever reads of an assertion that failed."""
+    if found.schema != wanted.schema or found.num_rows != wanted.num_rows:
+        return f"{found.num_rows} rows of {found.schema}\n{wanted.num_rows} rows expected of {wanted.schema}"
+    told = []
+    for row, (mine, theirs) in enumerate(zip(found.to_pylist(), wanted.to_pylist(), strict=True)):
+        for column in mine:
+            one, other = mine[column], theirs[column]
+            if repr(one) != repr(other):
+                told.append(f"row {row} {mine.get('doc_id')!r} {column}: {_apart(one, other)}")
+    return f"{len(told)} cells differ\n" + "\n".join(told[:10])
+
+
+def _apart(one: Any, other: Any) -> str:
+    try:
+        a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
+        where = np.flatnonzero((a != b) & ~(np.isnan(a) & np.isnan(b)))
+        return f"{len(where)} of {a.size} numbers, from {where[:1]} on, by {np.abs(a - b).max():.3g} at most of {np.abs(b).max():.3g}"
+    except (TypeError, ValueError):
+        return f"{one!r:.80}, expected {other!r:.80}"
 
 
 def hidden_of(folder: Path, ids: list[int]) -> np.ndarray:

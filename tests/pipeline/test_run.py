@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import saboteurs
+import sigterm
 from guarded import guarded
 from longscan.jobs.compose import compose_job
 from longscan.jobs.run import main
@@ -181,7 +182,7 @@ def test_on_a_cluster_that_is_told_to_stop(
 
     def stop() -> None:
         until(lambda: committed(output) >= 1)
-        os.kill(os.getpid(), signal.SIGTERM)
+        sigterm.send()
 
     stopper = threading.Thread(target=stop)
     before = signal.signal(signal.SIGTERM, lambda *_: None)  # a signal to a run that has failed fails the test, and does not end all tests

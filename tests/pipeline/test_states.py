@@ -18,7 +18,7 @@ from longscan.jobs.run import main
 from longscan.pipeline.tokenize.cuts import Cuts
 from longscan.pipeline.tokenize.texts import last_cut
 from stopping import Stop, carries, stopped
-from tiny_jobs import rows, some_ids, success, table, texts, words, write_input
+from tiny_jobs import difference, rows, some_ids, success, table, texts, words, write_input
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -69,8 +69,9 @@ def states(output: Path) -> dict[str, int]:
 
 
 def assert_same_documents(output: Path, expected: Path) -> None:
-    found = table(output, "documents")
-    assert found.drop_columns(["continued_at"] if "continued_at" in found.schema.names else []).equals(table(expected, "documents"))
+    found, wanted = table(output, "documents"), table(expected, "documents")
+    found = found.drop_columns(["continued_at"] if "continued_at" in found.schema.names else [])
+    assert found.equals(wanted), f"{output}: {difference(found, wanted)}"
 
 
 def assert_same(runs: Sequence[Path], expected: Path) -> None:
