@@ -59,14 +59,14 @@ def go_on(output: Path | str) -> Path:
 
 
 def held(behind: str, job: Job, folder: str, on_tokens: Callable[[int], None] | None, meter: Meter) -> Engine:
-    """An engine that goes on only when it is told to. behind: a "shard" of the run, or so many "tokens" of its own."""
+    """An engine that goes on only when it is told to. behind: "nothing", a "shard" of the run, or so many "tokens" of its own."""
     engine = build_engine(job, folder, on_tokens, meter)
     whole: Any = engine._forward.launch
     output = Path(job.config.output.path)
 
     def launch(step: Step) -> Any:
-        due = engine.totals.tokens > HELD_AT_TOKENS if behind == "tokens" else list((output / "_run" / "manifest").glob("*.json"))
-        if due:
+        done = list((output / "_run" / "manifest").glob("*.json"))
+        if {"nothing": True, "shard": bool(done), "tokens": engine.totals.tokens > HELD_AT_TOKENS}[behind]:
             until(go_on(output).exists)
         return whole(step)
 
@@ -74,7 +74,7 @@ def held(behind: str, job: Job, folder: str, on_tokens: Callable[[int], None] | 
     return engine
 
 
-held_behind_a_shard, held_behind_tokens = partial(held, "shard"), partial(held, "tokens")
+held_behind_nothing, held_behind_a_shard, held_behind_tokens = (partial(held, behind) for behind in ("nothing", "shard", "tokens"))
 
 LOST: list[bool] = []
 """This process has lost its device."""

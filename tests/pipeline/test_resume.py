@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import leisure
 import pytest
 from longscan.jobs.run import main
 from longscan.pipeline.engine.forward import Forward
-from longscan.pipeline.keep.frames import pack
+from longscan.pipeline.keep.frames import pack, read_frames
 from longscan.pipeline.keep.leftover import kept_tokens, leftover
 from longscan.pipeline.keep.shardkeeper import ShardKeeper
 from longscan.pipeline.progress import Progress
@@ -177,14 +178,24 @@ def flip(file: Path) -> None:
 
 
 def swap(file: Path) -> None:
-    """Make it the carry of another document."""
-    ordinal, _, rest = file.name.partition("-")
-    file.rename(file.with_name(f"{int(ordinal) + 1:06d}-{rest}"))
+    """Make it the carry of another document, whole."""
+    (frame,) = read_frames(io.BytesIO(file.read_bytes()))
+    frame.header["owner"]["ordinal"] += 1
+    file.write_bytes(pack(frame.header, [frame.body]))
 
 
-@pytest.mark.parametrize("how", [tear, flip, swap, lambda file: file.write_bytes(b"")], ids=["torn", "flipped", "foreign", "empty"])
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        pytest.param(tear, "it is not whole", id="torn"),
+        pytest.param(flip, "it is not whole", id="flipped"),
+        pytest.param(swap, "it belongs to another run, or to another document", id="foreign"),
+        pytest.param(lambda file: file.write_bytes(b""), "it is not whole", id="empty"),
+    ],
+)
 def test_a_carry_that_is_not_whole_or_not_its_own_is_never_used(
     how: Callable[[Path], None],
+    why: str,
     model: Path,
     source: Path,
     undisturbed: Callable[[str], Path],
@@ -198,7 +209,7 @@ def test_a_carry_that_is_not_whole_or_not_its_own_is_never_used(
     assert main(command) == 0
     assert_same(tmp_path / "out", undisturbed("everything"))
     told = capsys.readouterr().err
-    assert how is swap or "this carry is left out: it is not whole" in told
+    assert f"this carry is left out: {why}" in told
     assert carries(tmp_path / "out")["resumed_documents"] == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import secrets
 import signal
 import socket
@@ -15,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import saboteurs
 import sigterm
@@ -95,6 +97,11 @@ def attempts(output: Path) -> list[Path]:
     return sorted((output / "_run" / "attempts").glob("*/*"))
 
 
+def at_work(output: Path) -> set[int]:
+    """Processes that have begun a shard."""
+    return {json.loads(path.read_text())["pid"] for path in (output / "_run" / "attempts").glob("*/??????")}
+
+
 def committed(output: Path) -> int:
     return len(list((output / "_run" / "manifest").glob("*.json")))
 
@@ -106,6 +113,38 @@ def test_on_ray_on_this_machine(alone: Path, model: Path, source: Path, tmp_path
     assert 1 <= len(workers) <= 2, "a worker that is ready late finds nothing left"
     assert os.getpid() not in workers
     assert "12 of 12 shards, 23 documents, 1 error" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_any_number_of_workers_and_any_order_of_shards(
+    alone: Path, model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """A shard a row, so that four workers have more than they can take at once: each waits until all of them are at work."""
+    output = tmp_path / "out"
+    single = write_input(tmp_path / "in" / "in.parquet", pq.read_table(source)["text"].to_pylist(), row_group=1)
+    monkeypatch.setattr("longscan.pipeline.run.longest_first", lambda chains: random.Random(workers).sample(chains, len(chains)))
+    command = [*job(model, single, output), "output.shard_tokens=64", f"cluster={'local' if workers > 1 else 'inprocess'}"]
+    if workers == 1:
+        assert main(command) == 0
+    else:
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(saboteurs.__file__).parent), os.environ.get("PYTHONPATH", "")]))
+
+        def go_on() -> None:
+            try:
+                until(lambda: len(at_work(output)) == workers)
+            finally:
+                saboteurs.go_on(output).touch()
+
+        waiter = threading.Thread(target=go_on)
+        waiter.start()
+        run(
+            compose_job([*command, f"cluster.workers={workers}", "cluster.cpus_per_worker=1"]),
+            build=saboteurs.held_behind_nothing,
+        )
+        waiter.join()
+        assert len(at_work(output)) == workers
+    assert success(output)["shards"] == 24
+    assert_same(output, alone)
 
 
 def test_on_a_cluster_whose_worker_is_killed(alone: Path, address: str, model: Path, source: Path, tmp_path: Path) -> None:
@@ -152,7 +191,7 @@ def test_a_device_that_is_lost_costs_a_start_of_its_worker_and_nobody_is_blamed(
     more = ("cluster=local", "cluster.workers=1", "cluster.cpus_per_worker=1")
     run(compose_job(job(model, source, tmp_path / "out", *more)), build=saboteurs.poisoned)
     assert (tmp_path / "mark").exists()
-    assert len({json.loads(path.read_text())["pid"] for path in (tmp_path / "out" / "_run" / "attempts").glob("*/??????")}) == 2
+    assert len(at_work(tmp_path / "out")) == 2
     assert_same(tmp_path / "out", alone)
 
 
