@@ -105,7 +105,7 @@ def _ssd_searches(latest: _Latest) -> Iterator[Search]:
     starts = [Setting({}, {"SPANS": 2}), *(Setting({"occupancy": 4}, sizes) for sizes in ({"SPANS": 8}, {"ROWS": 32}))]
     kernels = (
         ("time_steps", 0, [*grid({"occupancy": (4,)}), *grid({}, {"BLOCKS": (3,)})]),
-        ("products", 0, grid({"occupancy": (1, 4)})),
+        ("products", 0, [*grid({"occupancy": (1, 4)}), Setting({}, {"TILES": 2})]),
         ("span_ends", 1, ends),
         ("span_starts", 1, starts),
     )

@@ -96,26 +96,34 @@ def time_steps(  # type: ignore[no-untyped-def]
 
 
 @ct.kernel(occupancy=2)
-def products(B_TX, C_TX, cb_RQ, y_TI, tile_entry, HEADS: CI, N: CI, P: CI):  # type: ignore[no-untyped-def]
-    """cb = C B^T / 2^CB_SHIFT of one tile and group, zero above the diagonal; zeros to y where the tile belongs to no entry.
+def products(B_TX, C_TX, cb_RQ, y_TI, tile_entry, HEADS: CI, N: CI, P: CI, TILES: CI):  # type: ignore[no-untyped-def]
+    """cb = C B^T / 2^CB_SHIFT of a tile and group, zero above the diagonal; zeros to y where the tile belongs to no entry.
 
     B_TX, C_TX: [T, G N] bf16 or fp16; cb_RQ: [G T, 64] fp16, group by group; y_TI: [T, H P]; HEADS: of a group.
-    Grid: (T / 64, G), all in parallel.
+    Grid: (T / 64 / TILES, rounded up, G), all in parallel; the loads of TILES tiles are made at once.
     """
-    tile = ct.bid(0)
     g = ct.bid(1)
-    if ct.load(tile_entry, (tile,), (1,), check_bounds=False).item() >= 0:
-        b = ct.load(B_TX, (tile, g), (TILE, N))
-        c = ct.load(C_TX, (tile, g), (TILE, N))
-        cb = ct.mma(c, ct.transpose(b), ct.zeros((TILE, TILE), dtype=ct.float32))
-        row = ct.arange(TILE, dtype=ct.int32).reshape((TILE, 1))
-        column = ct.arange(TILE, dtype=ct.int32).reshape((1, TILE))
-        cb = ct.minimum(ct.maximum(cb * 2.0**-CB_SHIFT, -CB_MOST), CB_MOST)
-        cb = ct.where(row >= column, cb, 0.0).astype(cb_RQ.dtype)
-        ct.store(cb_RQ, (g * ct.num_tiles(B_TX, 0, (TILE, N)) + tile, 0), cb)
-    else:
-        for h in range(HEADS):
-            ct.store(y_TI, (tile, g * HEADS + h), ct.zeros((TILE, P), dtype=y_TI.dtype), allow_tma=False, check_bounds=False)
+    tiles = ct.num_tiles(B_TX, 0, (TILE, N))
+    loaded = ()
+    for i in ct.static_iter(range(TILES)):
+        tile = ct.bid(0) * TILES + i
+        if TILES > 1:
+            # Past the last tile the last is made again, with the same numbers.
+            tile = ct.minimum(tile, tiles - 1)
+        entry = ct.load(tile_entry, (tile,), (1,), check_bounds=False).item()
+        loaded += ((tile, entry, ct.load(B_TX, (tile, g), (TILE, N)), ct.load(C_TX, (tile, g), (TILE, N))),)
+    for i in ct.static_iter(range(TILES)):
+        tile, entry, b, c = loaded[i]
+        if entry >= 0:
+            cb = ct.mma(c, ct.transpose(b), ct.zeros((TILE, TILE), dtype=ct.float32))
+            row = ct.arange(TILE, dtype=ct.int32).reshape((TILE, 1))
+            column = ct.arange(TILE, dtype=ct.int32).reshape((1, TILE))
+            cb = ct.minimum(ct.maximum(cb * 2.0**-CB_SHIFT, -CB_MOST), CB_MOST)
+            cb = ct.where(row >= column, cb, 0.0).astype(cb_RQ.dtype)
+            ct.store(cb_RQ, (g * tiles + tile, 0), cb)
+        else:
+            for h in range(HEADS):
+                ct.store(y_TI, (tile, g * HEADS + h), ct.zeros((TILE, P), dtype=y_TI.dtype), allow_tma=False, check_bounds=False)
 
 
 def _tile(  # type: ignore[no-untyped-def]
@@ -318,8 +326,9 @@ def ssd(
         several = math.gcd(H // block, setting("ssd.time_steps", **shape).sizes.get("BLOCKS", 1))
         arguments = (*raw, vectors_HAVQ, s.tile_entry, s.first_tile, s.num_tokens, *dt_limit, block, several)
         ct.launch(stream, (s.num_tiles, H // block // several), tuned(time_steps, "ssd.time_steps", **shape), arguments)
-        arguments = (B_TX, C_TX, cb_RQ, y_TI, s.tile_entry, H // G, N, P)
-        ct.launch(stream, (s.num_tiles, G), tuned(products, "ssd.products", **shape), arguments)
+        at_once = setting("ssd.products", **shape).sizes.get("TILES", 1)
+        arguments = (B_TX, C_TX, cb_RQ, y_TI, s.tile_entry, H // G, N, P, at_once)
+        ct.launch(stream, (-(-s.num_tiles // at_once), G), tuned(products, "ssd.products", **shape), arguments)
     if s.entries:
         vectors_RQ, ssm_RP = vectors_HAVQ.view(-1, TILE), ssm_SHNP.view(-1, P)
         lanes, chains = (s.first_tile, s.num_tokens, s.lane_in, s.lane_out, s.order), s.chains
