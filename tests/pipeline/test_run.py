@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -147,14 +147,34 @@ def test_any_number_of_workers_and_any_order_of_shards(
     assert_same(output, alone)
 
 
-def test_on_a_cluster_whose_worker_is_killed(alone: Path, address: str, model: Path, source: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def starve() -> Iterator[Callable[[int], None]]:
+    """Puts a process where it gets no memory any more, so that the system ends it at the next page that it asks for."""
+    root = Path("/sys/fs/cgroup/memory") if Path("/sys/fs/cgroup/memory").is_dir() else Path("/sys/fs/cgroup")
+    group = root / f"longscan-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        limit = next(group / name for name in ("memory.limit_in_bytes", "memory.max") if (group / name).exists())
+        limit.write_text(str(1 << 20))
+    except (OSError, StopIteration) as error:
+        pytest.skip(f"only root can give a process less memory: {error!r}")
+    yield lambda pid: (group / "cgroup.procs").write_text(str(pid)) and None
+    until(lambda: not (group / "cgroup.procs").read_text())
+    group.rmdir()
+
+
+@pytest.mark.parametrize("how", ["killed", pytest.param("out_of_memory", marks=pytest.mark.slow)])
+def test_on_a_cluster_whose_worker_is_killed(
+    alone: Path, address: str, model: Path, source: Path, tmp_path: Path, how: str, request: pytest.FixtureRequest
+) -> None:
     output, killed = tmp_path / "out", []
+    end: Callable[[int], None] = (lambda pid: os.kill(pid, signal.SIGKILL)) if how == "killed" else request.getfixturevalue("starve")
 
     def kill() -> None:
         until(lambda: committed(output) >= 1)
         pid = json.loads(attempts(output)[-1].read_text())["pid"]
         assert b"ray::" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        os.kill(pid, signal.SIGKILL)
+        end(pid)
         killed.append(committed(output))
         saboteurs.go_on(output).touch()
 
