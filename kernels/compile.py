@@ -29,7 +29,7 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
 """What every change of a kernel is compiled for."""
 SUPPORTED = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """What the kernels are for."""
-PRODUCTS = ("ssd.scan", "ssd.products", "ssd.span_ends", "logprob.score_rows")
+PRODUCTS = ("ssd.scan", "ssd.products", "ssd.prepare", "ssd.span_ends", "logprob.score_rows")
 """Kernels that multiply matrices."""
 ALIGNMENT = 16
 """A launch tells the compiler where a base address or a stride is a multiple of 16 bytes, and a length one of 16 elements."""

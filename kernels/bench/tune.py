@@ -24,6 +24,8 @@ from longscan.kernels.norm.cases import GATED, RESIDUAL
 from longscan.kernels.ssd.cases import MODELS as SSD
 from longscan.kernels.tuning import Setting
 
+JOINED_HEADS = 32
+"""Heads of a group whose time steps `prepare` takes at once at most: of more it spills."""
 WORTH = 0.99
 """A candidate is kept where it takes less than this of the time of the kernel as it is written."""
 
@@ -100,10 +102,11 @@ def searches(operators: Sequence[str]) -> Iterator[Search]:
 
 
 def _ssd_searches(latest: _Latest) -> Iterator[Search]:
-    """`time_steps` and `products` with documents that fill the GPU, `span_ends` and `span_starts` with one alone, in spans."""
+    """What comes before the scan with documents that fill the GPU, `span_ends` and `span_starts` with one alone, in spans."""
     ends = [Setting({}, {"LATENCY": 1}), Setting({}, {"LATENCY": 4}), Setting({"occupancy": 1}, {"HEADS": 2})]
     starts = [Setting({}, {"SPANS": 2}), *(Setting({"occupancy": 4}, sizes) for sizes in ({"SPANS": 8}, {"ROWS": 32}))]
     kernels = (
+        ("prepare", 0, grid({"occupancy": (3, 4)}, {"JOINED": (1,)})),
         ("time_steps", 0, [*grid({"occupancy": (4,)}), *grid({}, {"BLOCKS": (3,)})]),
         ("products", 0, [*grid({"occupancy": (1, 4)}), Setting({}, {"TILES": 2})]),
         ("span_ends", 1, ends),
@@ -112,6 +115,8 @@ def _ssd_searches(latest: _Latest) -> Iterator[Search]:
     for shape in _of_models(SSD):
         where = {"H": shape.H, "G": shape.G, "P": shape.P, "N": shape.N}
         for kernel, load, candidates in kernels:
+            if kernel == "prepare" and shape.H // shape.G > JOINED_HEADS:
+                continue
             make = latest.of(
                 "ssd",
                 (shape, load),

@@ -1,7 +1,7 @@
 """SSD on CUDA Tile: a head's state stays on chip along a document and goes to memory once an entry, in fp32.
 
-Three launches. `time_steps` turns raw time steps into exponents, `products` computes C B^T of each tile once a group, and
-`scan` goes along each entry tile by tile. The state is kept as P x N: so it is an operand of the tensor cores straight from
+Three launches. `time_steps` turns raw time steps into exponents, `products` computes C B^T of each tile once a group (or `prepare` does
+both), and `scan` goes along each entry tile by tile. The state is kept as P x N: so it is an operand of the tensor cores straight from
 the registers that accumulate it, in both products it takes part in, and outputs come out transposed (P x Q).
 
 Exponents are in log2 units. Inside a tile, with a_t = dt_t A log2(e) summed from the tile's first row up to t:
@@ -54,11 +54,47 @@ WIDTHS = (32, 64, 128)
 STATE_SIZES = (16, 64, 128, 256)
 
 
+def _load_raw(dt_TH, bias_H, A_H, tile, h, BLOCK):  # type: ignore[no-untyped-def]
+    """Raw time steps [BLOCK, 64] of BLOCK heads of a tile, their biases and decay rates; h: in blocks of heads."""
+    raw = ct.transpose(ct.load(dt_TH, (tile, h), (TILE, BLOCK), allow_tma=False, check_bounds=False))
+    bias = ct.load(bias_H, (h,), (BLOCK,), allow_tma=False, check_bounds=False).reshape((BLOCK, 1))
+    rate = ct.load(A_H, (h,), (BLOCK,), allow_tma=False, check_bounds=False).reshape((BLOCK, 1))
+    return raw, bias, rate
+
+
+def _store_vectors(vectors_HAVQ, loaded, tile, h, count, low, high, BLOCK):  # type: ignore[no-untyped-def]
+    """dt = clamp(softplus(raw + bias), low, high), 0 on rows of padding; then the four vectors of the tile, of BLOCK heads."""
+    raw, bias, rate = loaded
+    raw = raw.astype(ct.float32) + bias
+    # log(1 + e), exact where 1 + e rounds: a small time step keeps its relative precision.
+    e = ct.exp2(ct.abs(raw) * -LOG2_E)
+    one_and_e = 1.0 + e
+    rounding = ct.truediv(e, one_and_e - 1.0, rounding_mode=ct.RoundingMode.APPROX)
+    log1p = ct.where(one_and_e > 1.0, ct.log(one_and_e) * rounding, e)
+    dt = ct.minimum(ct.maximum(ct.maximum(raw, 0.0) + log1p, low), high)
+    dt = ct.where(ct.arange(TILE, dtype=ct.int32).reshape((1, TILE)) < count, dt, 0.0)
+    decay = ct.cumsum(dt * (rate * LOG2_E), 1)
+    source = ct.where(dt > 0.0, decay - ct.log2(dt), NEVER)
+    share = ct.exp2(ct.extract(decay, (0, TILE - 1), (BLOCK, 1)) - source, flush_to_zero=True)
+    left = ct.exp2(decay, flush_to_zero=True)
+    for v, vector in ct.static_iter(((DECAY, decay), (SOURCE, source - CB_SHIFT), (LEFT, left), (SHARE, share))):
+        ct.store(vectors_HAVQ, (h, tile, v, 0), vector.reshape((BLOCK, 1, 1, TILE)), allow_tma=False, check_bounds=False)
+
+
+def _product(b, c, dtype):  # type: ignore[no-untyped-def]
+    """C B^T / 2^CB_SHIFT of one tile, zero above the diagonal."""
+    cb = ct.mma(c, ct.transpose(b), ct.zeros((TILE, TILE), dtype=ct.float32))
+    row = ct.arange(TILE, dtype=ct.int32).reshape((TILE, 1))
+    column = ct.arange(TILE, dtype=ct.int32).reshape((1, TILE))
+    cb = ct.minimum(ct.maximum(cb * 2.0**-CB_SHIFT, -CB_MOST), CB_MOST)
+    return ct.where(row >= column, cb, 0.0).astype(dtype)
+
+
 @ct.kernel(occupancy=8)
 def time_steps(  # type: ignore[no-untyped-def]
     dt_TH, bias_H, A_H, vectors_HAVQ, tile_entry, first_tile, num_tokens, low: float, high: float, BLOCK: CI, BLOCKS: CI
 ):
-    """dt = clamp(softplus(raw + bias), low, high), 0 on rows of padding; then the four vectors of each tile.
+    """Raw time steps to the four vectors of each tile.
 
     dt_TH: any float; bias_H, A_H: fp32, H a multiple of BLOCK; vectors_HAVQ: [H, T / 64, 4, 64] fp32, not written in tiles of no entry.
     Grid: (T / 64, H / BLOCK / BLOCKS), all in parallel; BLOCKS times BLOCK heads are loaded at once and worked on one after the other.
@@ -71,28 +107,9 @@ def time_steps(  # type: ignore[no-untyped-def]
         count = ct.load(num_tokens, (entry,), (1,), check_bounds=False).item() - (tile - first) * TILE
         loaded = ()
         for i in ct.static_iter(range(BLOCKS)):
-            h = ct.bid(1) * BLOCKS + i
-            raw = ct.transpose(ct.load(dt_TH, (tile, h), (TILE, BLOCK), allow_tma=False, check_bounds=False))
-            bias = ct.load(bias_H, (h,), (BLOCK,), allow_tma=False, check_bounds=False).reshape((BLOCK, 1))
-            rate = ct.load(A_H, (h,), (BLOCK,), allow_tma=False, check_bounds=False).reshape((BLOCK, 1))
-            loaded += ((raw, bias, rate),)
+            loaded += (_load_raw(dt_TH, bias_H, A_H, tile, ct.bid(1) * BLOCKS + i, BLOCK),)
         for i in ct.static_iter(range(BLOCKS)):
-            raw, bias, rate = loaded[i]
-            raw = raw.astype(ct.float32) + bias
-            # log(1 + e), exact where 1 + e rounds: a small time step keeps its relative precision.
-            e = ct.exp2(ct.abs(raw) * -LOG2_E)
-            one_and_e = 1.0 + e
-            rounding = ct.truediv(e, one_and_e - 1.0, rounding_mode=ct.RoundingMode.APPROX)
-            log1p = ct.where(one_and_e > 1.0, ct.log(one_and_e) * rounding, e)
-            dt = ct.minimum(ct.maximum(ct.maximum(raw, 0.0) + log1p, low), high)
-            dt = ct.where(ct.arange(TILE, dtype=ct.int32).reshape((1, TILE)) < count, dt, 0.0)
-            decay = ct.cumsum(dt * (rate * LOG2_E), 1)
-            source = ct.where(dt > 0.0, decay - ct.log2(dt), NEVER)
-            share = ct.exp2(ct.extract(decay, (0, TILE - 1), (BLOCK, 1)) - source, flush_to_zero=True)
-            left = ct.exp2(decay, flush_to_zero=True)
-            for v, vector in ct.static_iter(((DECAY, decay), (SOURCE, source - CB_SHIFT), (LEFT, left), (SHARE, share))):
-                place = (ct.bid(1) * BLOCKS + i, tile, v, 0)
-                ct.store(vectors_HAVQ, place, vector.reshape((BLOCK, 1, 1, TILE)), allow_tma=False, check_bounds=False)
+            _store_vectors(vectors_HAVQ, loaded[i], tile, ct.bid(1) * BLOCKS + i, count, low, high, BLOCK)
 
 
 @ct.kernel(occupancy=2)
@@ -115,15 +132,56 @@ def products(B_TX, C_TX, cb_RQ, y_TI, tile_entry, HEADS: CI, N: CI, P: CI, TILES
     for i in ct.static_iter(range(TILES)):
         tile, entry, b, c = loaded[i]
         if entry >= 0:
-            cb = ct.mma(c, ct.transpose(b), ct.zeros((TILE, TILE), dtype=ct.float32))
-            row = ct.arange(TILE, dtype=ct.int32).reshape((TILE, 1))
-            column = ct.arange(TILE, dtype=ct.int32).reshape((1, TILE))
-            cb = ct.minimum(ct.maximum(cb * 2.0**-CB_SHIFT, -CB_MOST), CB_MOST)
-            cb = ct.where(row >= column, cb, 0.0).astype(cb_RQ.dtype)
-            ct.store(cb_RQ, (g * tiles + tile, 0), cb)
+            ct.store(cb_RQ, (g * tiles + tile, 0), _product(b, c, cb_RQ.dtype))
         else:
-            for h in range(HEADS):
-                ct.store(y_TI, (tile, g * HEADS + h), ct.zeros((TILE, P), dtype=y_TI.dtype), allow_tma=False, check_bounds=False)
+            _store_zeros(y_TI, tile, g, HEADS, P)
+
+
+@ct.kernel(occupancy=4)
+def prepare(  # type: ignore[no-untyped-def]
+    dt_TH,
+    bias_H,
+    A_H,
+    vectors_HAVQ,
+    B_TX,
+    C_TX,
+    cb_RQ,
+    y_TI,
+    tile_entry,
+    first_tile,
+    num_tokens,
+    low: float,
+    high: float,
+    BLOCK: CI,
+    HEADS: CI,
+    N: CI,
+    P: CI,
+):
+    """`time_steps` and `products` of one tile and group in one block, whose loads are all under way at once.
+
+    Arguments as theirs; HEADS: of a group, a multiple of BLOCK. Grid: (T / 64, G), all in parallel.
+    """
+    tile = ct.bid(0)
+    g = ct.bid(1)
+    entry = ct.load(tile_entry, (tile,), (1,), check_bounds=False).item()
+    b = ct.load(B_TX, (tile, g), (TILE, N))
+    c = ct.load(C_TX, (tile, g), (TILE, N))
+    loaded = ()
+    for i in ct.static_iter(range(HEADS // BLOCK)):
+        loaded += (_load_raw(dt_TH, bias_H, A_H, tile, g * (HEADS // BLOCK) + i, BLOCK),)
+    if entry >= 0:
+        first = ct.load(first_tile, (entry,), (1,), check_bounds=False).item()
+        count = ct.load(num_tokens, (entry,), (1,), check_bounds=False).item() - (tile - first) * TILE
+        for i in ct.static_iter(range(HEADS // BLOCK)):
+            _store_vectors(vectors_HAVQ, loaded[i], tile, g * (HEADS // BLOCK) + i, count, low, high, BLOCK)
+        ct.store(cb_RQ, (g * ct.num_tiles(B_TX, 0, (TILE, N)) + tile, 0), _product(b, c, cb_RQ.dtype))
+    else:
+        _store_zeros(y_TI, tile, g, HEADS, P)
+
+
+def _store_zeros(y_TI, tile, g, HEADS, P):  # type: ignore[no-untyped-def]
+    for h in range(HEADS):
+        ct.store(y_TI, (tile, g * HEADS + h), ct.zeros((TILE, P), dtype=y_TI.dtype), allow_tma=False, check_bounds=False)
 
 
 def _tile(  # type: ignore[no-untyped-def]
@@ -320,15 +378,8 @@ def ssd(
     vectors_HAVQ = torch.empty((H, s.num_tiles, VECTORS, TILE), dtype=torch.float32, device=device)
     cb_RQ = torch.empty((G * T, TILE), dtype=torch.float16, device=device)
     if s.num_tiles:
-        raw = (dt_TH, nothing_H if dt_bias_H is None else dt_bias_H, A_H)
-        shape = {"H": H, "G": G, "P": P, "N": N}
-        block = min(HEADS_A_BLOCK, H & -H)
-        several = math.gcd(H // block, setting("ssd.time_steps", **shape).sizes.get("BLOCKS", 1))
-        arguments = (*raw, vectors_HAVQ, s.tile_entry, s.first_tile, s.num_tokens, *dt_limit, block, several)
-        ct.launch(stream, (s.num_tiles, H // block // several), tuned(time_steps, "ssd.time_steps", **shape), arguments)
-        at_once = setting("ssd.products", **shape).sizes.get("TILES", 1)
-        arguments = (B_TX, C_TX, cb_RQ, y_TI, s.tile_entry, H // G, N, P, at_once)
-        ct.launch(stream, (-(-s.num_tiles // at_once), G), tuned(products, "ssd.products", **shape), arguments)
+        raw = (dt_TH, nothing_H if dt_bias_H is None else dt_bias_H, A_H, vectors_HAVQ)
+        _before_scan(raw, dt_limit, B_TX, C_TX, cb_RQ, y_TI, s, {"H": H, "G": G, "P": P, "N": N})
     if s.entries:
         vectors_RQ, ssm_RP = vectors_HAVQ.view(-1, TILE), ssm_SHNP.view(-1, P)
         lanes, chains = (s.first_tile, s.num_tokens, s.lane_in, s.lane_out, s.order), s.chains
@@ -342,6 +393,32 @@ def ssd(
         arguments = (*inputs, table_RP, y_TI, *lanes, H, H // G, heads, N, P, z_THP is not None)
         ct.launch(stream, (H // heads, chains), _hinted(scan, heads, P), arguments)
     return y_TI.view(T, H, P), ssm_SHNP
+
+
+def _before_scan(
+    raw: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    dt_limit: tuple[float, float],
+    B_TX: torch.Tensor,
+    C_TX: torch.Tensor,
+    cb_RQ: torch.Tensor,
+    y_TI: torch.Tensor,
+    segments: Segments,
+    shape: dict[str, int],
+) -> None:
+    """Launch what the scan takes of each tile, in one launch or two. raw: time steps, biases, decay rates, and where vectors go."""
+    (H, G, P, N), s, stream = shape.values(), segments, torch.cuda.current_stream()
+    of_entries, joined = (s.tile_entry, s.first_tile, s.num_tokens), setting("ssd.prepare", **shape).sizes.get("JOINED", 0)
+    block = min(HEADS_A_BLOCK, H & -H)
+    several = math.gcd(H // block, setting("ssd.time_steps", **shape).sizes.get("BLOCKS", 1))
+    at_once, each = setting("ssd.products", **shape).sizes.get("TILES", 1), tuned(products, "ssd.products", **shape)
+    if joined:
+        block = min(HEADS_A_BLOCK, H // G & -(H // G))
+        arguments = (*raw, B_TX, C_TX, cb_RQ, y_TI, *of_entries, *dt_limit, block, H // G, N, P)
+        ct.launch(stream, (s.num_tiles, G), tuned(prepare, "ssd.prepare", **shape), arguments)
+    else:
+        kernel = tuned(time_steps, "ssd.time_steps", **shape)
+        ct.launch(stream, (s.num_tiles, H // block // several), kernel, (*raw, *of_entries, *dt_limit, block, several))
+        ct.launch(stream, (-(-s.num_tiles // at_once), G), each, (B_TX, C_TX, cb_RQ, y_TI, s.tile_entry, H // G, N, P, at_once))
 
 
 def _start_spans(

@@ -223,6 +223,17 @@ def test_products_have_the_same_bits_for_several_tiles_in_a_block(place: Place, 
     assert_same_bits("states", ssm_SHNP, expected[1])
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_what_comes_before_the_scan_has_the_same_bits_in_one_launch(place: Place, groups: int) -> None:
+    inputs = make_inputs(Shape("H24", H=24, P=32, G=groups, N=16), SPANNED, dtype=torch.bfloat16, device=place.device)
+    expected = place.run(**inputs.arguments())
+    with Fenced(), tuning.trying("ssd.prepare", Setting({}, {"JOINED": 1})):
+        y_THP, ssm_SHNP = place.run(**inputs.arguments())
+        check(place.run, inputs)
+    assert_same_bits("y", y_THP, expected[0])
+    assert_same_bits("states", ssm_SHNP, expected[1])
+
+
 def test_states_of_spans_that_nobody_needs_are_neither_made_nor_read() -> None:
     spans = cut(Segments.pack(SPANNED.entries, SPANNED.num_tiles, span_tiles=2))
     assert spans.first_span.tolist()[:5] == [0, 5, 7, 8, 9]

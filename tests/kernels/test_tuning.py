@@ -180,7 +180,7 @@ def test_what_the_table_has_is_tried_as_well(tables: Path) -> None:
 
 def test_every_operator_that_has_hints_is_searched() -> None:
     found = list(searches(OPERATORS))
-    of_ssd = {f"ssd.{kernel}" for kernel in ("time_steps", "products", "span_ends", "span_starts")}
+    of_ssd = {f"ssd.{kernel}" for kernel in ("prepare", "time_steps", "products", "span_ends", "span_starts")}
     others = {"conv1d.convolve", "norm.add_and_norm", "norm.gate_and_norm", "logprob.score_rows"}
     assert {one.name for one in found} == of_ssd | others
     assert all(one.where and one.candidates for one in found)
