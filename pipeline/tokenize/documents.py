@@ -24,6 +24,9 @@ SHORT_SHARE = 8
 
 MAX_DOCUMENTS_AHEAD = 1024
 
+FIRST_PIECES = 2
+"""Pieces that are read before the first document is given; twice as many each time from then on, so that a device begins soon."""
+
 
 class DocumentTokenizer:
     """Gives documents to a tokenizer, with `workers` threads that run outside of Python's lock.
@@ -165,13 +168,15 @@ class Ahead:
         self._short: list[Document] = []
         self._short_bytes = 0
         self._ready_bytes = 0
+        self._ahead_bytes = min(FIRST_PIECES * tokenizer.piece_bytes, tokenizer.ahead_bytes)
         self._exhausted = False
 
     def next(self) -> TokenStream | ErrorRow | None:
         # Not one for one: then the short ones would have no company.
-        if 2 * self._ready_bytes <= self._tokenizer.ahead_bytes and 2 * len(self._outcomes) <= MAX_DOCUMENTS_AHEAD:
+        if 2 * self._ready_bytes <= self._ahead_bytes and 2 * len(self._outcomes) <= MAX_DOCUMENTS_AHEAD:
             with self._tokenizer.meter("tokenize"):
                 self._read()
+            self._ahead_bytes = min(2 * self._ahead_bytes, self._tokenizer.ahead_bytes)
         if not self._outcomes:
             return None
         outcome = self._outcomes.popleft()
@@ -204,7 +209,7 @@ class Ahead:
 
     def _is_full(self) -> bool:
         documents = len(self._outcomes) + len(self._short)
-        return self._ready_bytes + self._short_bytes >= self._tokenizer.ahead_bytes or documents >= MAX_DOCUMENTS_AHEAD
+        return self._ready_bytes + self._short_bytes >= self._ahead_bytes or documents >= MAX_DOCUMENTS_AHEAD
 
     def _add(self, outcomes: list[TokenStream | ErrorRow]) -> None:
         """Behind the short documents that wait, which wait no longer."""

@@ -253,6 +253,21 @@ def test_reading_ahead_is_bounded_by_bytes_and_by_documents() -> None:
             assert long.read == index + 1
 
 
+def test_the_first_document_is_given_before_much_is_read() -> None:
+    """And more from turn to turn, up to what is read ahead later on."""
+    text = "a b " * 25
+    documents = Counted(document(text) for _ in range(10**9))
+    with DocumentTokenizer(tokenizer("gpt2"), vocab_size=1000, workers=7, piece_bytes=1000) as tested:
+        outcomes = tested.tokenize(documents)
+        next(outcomes)
+        assert documents.read * len(text) == 2 * 1000
+        ahead = []
+        for given in range(2, 400):
+            next(outcomes)
+            ahead.append((documents.read - given) * len(text))
+        assert tested.ahead_bytes / 2 < max(ahead) <= tested.ahead_bytes
+
+
 def test_a_text_is_tokenized_only_a_few_pieces_ahead() -> None:
     with DocumentTokenizer(tokenizer("gpt2"), vocab_size=1000, workers=2, piece_bytes=64) as tested:
         stream = tested.stream(document(LONG * 50))
