@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -60,6 +61,26 @@ def test_one_command_in_an_empty_folder(tmp_path: Path, excerpts: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_one_command_in_an_empty_folder_with_the_whole_novels(tmp_path: Path) -> None:
     check_demo(tmp_path, None, shortest=100_000, held_out=1.65)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_kernels_and_pytorch_say_the_same(tmp_path: Path, excerpts: Path) -> None:
+    """From Parquet to Parquet by the command: on CUDA Tile, there again in spans, and on the PyTorch path."""
+    words = [f"input.path={excerpts / 'austen.parquet'}", f"model.path={excerpts / 'model'}", "task=embed_score"]
+    forms = {"cutile": ["engine.spans=false"], "cutile_spans": ["engine.spans=true"], "torch": []}
+    found = {}
+    for name, more in forms.items():
+        out = tmp_path / name
+        assert main([*words, f"engine.backend={name.partition('_')[0]}", f"output.path={out}", *more]) == 0
+        assert success(out)["documents"] == len(NOVELS)
+        assert table(out, "errors").num_rows == 0
+        found[name] = rows(out, "documents")
+    for name in ("cutile", "cutile_spans"):
+        for ours, theirs in zip(found[name], found["torch"], strict=True):
+            assert (ours["doc_id"], ours["num_tokens"]) == (theirs["doc_id"], theirs["num_tokens"])
+            assert ours["bits_per_byte"] == pytest.approx(theirs["bits_per_byte"], rel=1e-3)
+            a, b = (np.array(row["embedding"], np.float64) for row in (ours, theirs))
+            assert np.linalg.norm(a - b) <= 1e-2 * np.linalg.norm(b)
 
 
 def check_demo(tmp_path: Path, demo: Path | None, *, shortest: int, held_out: float) -> None:
