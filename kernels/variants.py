@@ -16,6 +16,7 @@ import torch
 from longscan.kernels.pool import POOLINGS, PoolState
 from longscan.kernels.segments import TILE, Entry, Segments
 from longscan.kernels.ssd.cases import MODELS, Shape
+from longscan.kernels.tuning import Setting, trying
 
 Call = Callable[[], object]
 TILES = 4
@@ -44,6 +45,12 @@ def _fp32(*shape: int) -> torch.Tensor:
 def _segments(span_tiles: int | None = None) -> Segments:
     entry = Entry(first_tile=0, num_tokens=TILES * TILE, lane_in=0, lane_out=0, ends=True)
     return Segments.pack([entry], TILES, "meta", span_tiles=span_tiles)
+
+
+def _joined_ssd(cutile: Any, *, shape: Shape) -> None:
+    """With one launch before the scan, whatever the tables say."""
+    with trying("ssd.prepare", Setting({}, {"JOINED": 1})):
+        _ssd(cutile, shape=shape)
 
 
 def _ssd(cutile: Any, *, shape: Shape, gate: bool = False, span_tiles: int | None = None, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -101,6 +108,7 @@ _DEFAULT: dict[str, list[tuple[str, Callable[[Any], None]]]] = {
         *((shape.name, partial(_ssd, shape=shape)) for shape in MODELS),
         ("mamba2-130m, gate", partial(_ssd, shape=MODELS[1], gate=True)),
         *((f"{shape.name}, spans", partial(_ssd, shape=shape, span_tiles=2)) for shape in MODELS[1:]),
+        (f"{MODELS[1].name}, joined", partial(_joined_ssd, shape=MODELS[1])),
     ],
     "conv1d": [(shape.name, partial(_conv1d, shape=shape)) for shape in MODELS],
     "norm": [(shape.name, partial(_norm, shape=shape, width=WIDTHS[shape.name])) for shape in MODELS],

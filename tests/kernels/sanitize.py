@@ -25,6 +25,7 @@ from longscan.kernels.norm import gated_rms_norm, rms_norm
 from longscan.kernels.pool import POOLINGS, PoolState, pool
 from longscan.kernels.segments import TILE, Entry, Segments
 from longscan.kernels.ssd import ssd
+from longscan.kernels.tuning import Setting, trying
 
 FRONT: dict[str, Callable[..., Any]] = {
     "ssd": ssd,
@@ -70,8 +71,8 @@ def wide(value: Any) -> Any:
 
 
 def scan_entries(run: Run, device: str) -> Iterator[Error]:
-    """SSD: two heads of a group in a block and one in each, whole and in spans."""
-    for G, span_tiles in ((1, None), (1, 2), (2, None)):
+    """SSD: two heads of a group in a block and one in each, whole and in spans; and with one launch before the scan."""
+    for G, span_tiles, joined in ((1, None, 0), (1, 2, 0), (2, None, 0), (2, None, 1)):
         H, P, N, T = 2, 64, 128 // G, TILES * TILE
         given: dict[str, Any] = {
             "x_THP": normal(T, H, P),
@@ -83,11 +84,13 @@ def scan_entries(run: Run, device: str) -> Iterator[Error]:
             "dt_bias_H": normal(H, dtype=torch.float32, seed=6),
             "ssm_SHNP": normal(SLOTS, H, N, P, dtype=torch.float32, seed=7),
         }
-        found = run("ssd", **{k: moved(v, device) for k, v in given.items()}, segments=segments(device, span_tiles))
+        with trying("ssd.prepare", Setting({}, {"JOINED": joined})):
+            found = run("ssd", **{k: moved(v, device) for k, v in given.items()}, segments=segments(device, span_tiles))
         truth = ssd(**{k: wide(v) for k, v in given.items()}, segments=segments("cpu"), backend="torch")
         rows = segments("cpu").real_rows()
-        yield f"y, G {G}, spans {span_tiles}", off(found[0].cpu()[rows], truth[0][rows]), 3e-3
-        yield f"states, G {G}, spans {span_tiles}", off(found[1], truth[1]), 3e-3
+        form = f"G {G}, spans {span_tiles}" + ", joined" * joined
+        yield f"y, {form}", off(found[0].cpu()[rows], truth[0][rows]), 3e-3
+        yield f"states, {form}", off(found[1], truth[1]), 3e-3
 
 
 def convolve(run: Run, device: str) -> Iterator[Error]:
