@@ -70,7 +70,7 @@ def convolve(x_TC, x_AUC, weight_KC, bias_C, y_AUC, tile_entry, K: CI, BLOCK: CI
     Grid: (C / BLOCK, T / 32), all in parallel.
     """
     c = ct.bid(0)
-    block = ct.num_blocks(1) - 1 - ct.bid(1)
+    block = ct.num_blocks(1) - 1 - ct.bid(1)  # from the last rows to the first: L2 holds what the product before has written last
     if SELECT:
         owned = ct.load(tile_entry, (block // (TILE // ROWS),), (1,), check_bounds=False).item() >= 0
         outputs = _outputs(x_TC, x_AUC, weight_KC, bias_C, y_AUC.dtype, block, c, K, BLOCK, SILU)
