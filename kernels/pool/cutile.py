@@ -21,6 +21,10 @@ CB = ct.Constant[bool]
 
 COLUMNS = 128
 """Columns of a block at most."""
+AHEAD = 8
+"""Tiles whose totals a block loads at once, before it adds them one after the other."""
+LATENCY = 8
+"""Hint of these loads: without one the compiler keeps up to seven groups under way, until registers spill."""
 ROWS_AT_ONCE = 16
 """Vectors are written into arrays of a multiple of so many rows, one at least: kernels are compiled anew for arrays of other lengths."""
 ENDLESS = 1 << 30
@@ -38,9 +42,11 @@ def fold_tiles(  # type: ignore[no-untyped-def]
     """
     c = ct.bid(0)
     tile = ct.bid(1)
-    entry = ct.load(tile_entry, (tile,), (1,)).item()
+    # No load checks bounds, which is a branch: blocks cover tiles and columns exactly, and a tile's entry is one of those there are.
+    entry = ct.load(tile_entry, (tile,), (1,), check_bounds=False).item()
     if entry >= 0:
-        count = ct.load(num_tokens, (entry,), (1,)).item() - (tile - ct.load(first_tile, (entry,), (1,)).item()) * TILE
+        first = ct.load(first_tile, (entry,), (1,), check_bounds=False).item()
+        count = ct.load(num_tokens, (entry,), (1,), check_bounds=False).item() - (tile - first) * TILE
         row = ct.arange(TILE, dtype=ct.int32).reshape((TILE, 1))
         hidden = ct.load(hidden_TD, (tile, c), (TILE, BLOCK), allow_tma=False, check_bounds=False).astype(ct.float32)
         if MAX:
@@ -52,6 +58,24 @@ def fold_tiles(  # type: ignore[no-untyped-def]
             if WEIGHTED:
                 weighted = ct.sum(wide * (row + 1).astype(ct.float64), 0)
                 ct.store(weighted_AD, (tile, c), weighted.reshape((1, BLOCK)), allow_tma=False, check_bounds=False)
+
+
+def _load_totals(  # type: ignore[no-untyped-def]
+    sum_AD, weighted_AD, max_AD, tile, stop, c, BLOCK, AHEAD, SUM, WEIGHTED, MAX
+):
+    """Totals of AHEAD tiles from `tile` on: past the last before `stop` the last is loaded again, so that no load is behind a branch."""
+    sums = ()
+    weights = ()
+    maxima = ()
+    for i in ct.static_iter(range(AHEAD)):
+        at = ct.minimum(tile + i, stop - 1)
+        if SUM:
+            sums += (ct.load(sum_AD, (at, c), (1, BLOCK), latency=LATENCY, allow_tma=False, check_bounds=False),)
+        if WEIGHTED:
+            weights += (ct.load(weighted_AD, (at, c), (1, BLOCK), latency=LATENCY, allow_tma=False, check_bounds=False),)
+        if MAX:
+            maxima += (ct.load(max_AD, (at, c), (1, BLOCK), latency=LATENCY, allow_tma=False, check_bounds=False),)
+    return sums, weights, maxima
 
 
 @ct.kernel(occupancy=4)
@@ -76,6 +100,7 @@ def add_tiles(  # type: ignore[no-untyped-def]
     ends,
     BLOCK: CI,
     WINDOW: CI,
+    AHEAD: CI,
     MEAN: CB,
     WEIGHTED: CB,
     MAX: CB,
@@ -85,67 +110,71 @@ def add_tiles(  # type: ignore[no-untyped-def]
 
     sum_AD, weighted_AD, max_AD: totals of tiles; mean_SD, weighted_mean_SD (fp64), max_SD (fp32): tables by lane, in place.
     mean_WD .. last_WD: fp32 vectors of the windows that close, those of an entry from row first_window on, in order.
-    Grid: (D / BLOCK, E), in parallel; an entry's tiles are serial.
+    Grid: (D / BLOCK, E), in parallel; an entry's tiles are serial, the loads of AHEAD of them are made at once.
     """
     c = ct.bid(0)
     entry = ct.bid(1)
-    tiles = (ct.load(num_tokens, (entry,), (1,)).item() + TILE - 1) // TILE
-    if tiles > 0:
-        tokens = ct.load(num_tokens, (entry,), (1,)).item()
-        begin = ct.load(first_tile, (entry,), (1,)).item()
-        position = ct.load(position_tile, (entry,), (1,)).item()
-        source = ct.load(lane_in, (entry,), (1,)).item()
-        ended = ct.load(ends, (entry,), (1,)).item()
-        window = ct.load(first_window, (entry,), (1,)).item()
-        mean = ct.zeros((1, BLOCK), dtype=ct.float64)
-        weighted = ct.zeros((1, BLOCK), dtype=ct.float64)
-        largest = ct.full((1, BLOCK), -float("inf"), dtype=ct.float32)
-        if (position % WINDOW > 0) and (source >= 0):
-            if MEAN:
-                mean = ct.load(mean_SD, (source, c), (1, BLOCK), allow_tma=False, check_bounds=False)
-            if WEIGHTED:
-                weighted = ct.load(weighted_mean_SD, (source, c), (1, BLOCK), allow_tma=False, check_bounds=False)
-            if MAX:
-                largest = ct.load(max_SD, (source, c), (1, BLOCK), allow_tma=False, check_bounds=False)
-        for k in range(tiles):
-            offset = (position + k) % WINDOW
-            if MEAN or WEIGHTED:
-                total = ct.load(sum_AD, (begin + k, c), (1, BLOCK), allow_tma=False, check_bounds=False)
+    # Every entry has a number in each of these arrays, so none needs a check of bounds, which is a branch: all are read at once.
+    begin = ct.load(first_tile, (entry,), (1,), check_bounds=False).item()
+    tokens = ct.load(num_tokens, (entry,), (1,), check_bounds=False).item()
+    position = ct.load(position_tile, (entry,), (1,), check_bounds=False).item()
+    source = ct.load(lane_in, (entry,), (1,), check_bounds=False).item()
+    kept = ct.load(lane_out, (entry,), (1,), check_bounds=False).item()
+    window = ct.load(first_window, (entry,), (1,), check_bounds=False).item()
+    ended = ct.load(ends, (entry,), (1,), check_bounds=False).item()
+    mean = ct.zeros((1, BLOCK), dtype=ct.float64)
+    weighted = ct.zeros((1, BLOCK), dtype=ct.float64)
+    largest = ct.full((1, BLOCK), -float("inf"), dtype=ct.float32)
+    begun = position % WINDOW
+    if begun > 0 and source >= 0:
+        if MEAN:
+            mean = ct.load(mean_SD, (source, c), (1, BLOCK), allow_tma=False, check_bounds=False)
+        if WEIGHTED:
+            weighted = ct.load(weighted_mean_SD, (source, c), (1, BLOCK), allow_tma=False, check_bounds=False)
+        if MAX:
+            largest = ct.load(max_SD, (source, c), (1, BLOCK), allow_tma=False, check_bounds=False)
+    end = begin + (tokens + (TILE - 1)) // TILE
+    for run in range((begun + (end - begin) + (WINDOW - 1)) // WINDOW):
+        # The entry's part of one window, which begins on tile `start`, or would. Nothing is stored before its tiles are added.
+        start = begin - begun + run * WINDOW
+        stop = ct.minimum(start + WINDOW, end)
+        for tile in range(ct.maximum(start, begin), stop, AHEAD):
+            sums, weights, maxima = _load_totals(sum_AD, weighted_AD, max_AD, tile, stop, c, BLOCK, AHEAD, MEAN or WEIGHTED, WEIGHTED, MAX)
+            for i in ct.static_iter(range(AHEAD)):
+                # Chosen, not branched to: what is used behind a branch alone, the compiler would load there.
+                real = tile + i < stop
                 if MEAN:
-                    mean = mean + total
+                    mean = ct.where(real, mean + sums[i], mean)
                 if WEIGHTED:
-                    tile_weighted = ct.load(weighted_AD, (begin + k, c), (1, BLOCK), allow_tma=False, check_bounds=False)
-                    weighted = weighted + (tile_weighted + total * ct.astype(offset * TILE, ct.float64))
-            if MAX:
-                largest = ct.maximum(largest, ct.load(max_AD, (begin + k, c), (1, BLOCK), allow_tma=False, check_bounds=False))
-            final = k == tiles - 1
-            full = (offset == WINDOW - 1) and (tokens - k * TILE >= TILE)
-            if full or (final and ended > 0):
-                rows = ct.minimum(tokens - k * TILE, TILE)
-                count = ct.astype(offset * TILE + rows, ct.float64)
-                if MEAN:
-                    ct.store(mean_WD, (window, c), (mean / count).astype(ct.float32), allow_tma=False, check_bounds=False)
-                if WEIGHTED:
-                    vector = weighted / (count * (count + 1.0) / 2.0)
-                    ct.store(weighted_mean_WD, (window, c), vector.astype(ct.float32), allow_tma=False, check_bounds=False)
+                    more = weights[i] + sums[i] * ct.astype((tile + i - start) * TILE, ct.float64)
+                    weighted = ct.where(real, weighted + more, weighted)
                 if MAX:
-                    ct.store(max_WD, (window, c), largest, allow_tma=False, check_bounds=False)
-                if LAST:
-                    end = ct.load(hidden_TD, ((begin + k) * TILE + rows - 1, c), (1, BLOCK), allow_tma=False, check_bounds=False)
-                    ct.store(last_WD, (window, c), end.astype(ct.float32), allow_tma=False, check_bounds=False)
-                window = window + 1
-            if full:
-                mean = ct.zeros((1, BLOCK), dtype=ct.float64)
-                weighted = ct.zeros((1, BLOCK), dtype=ct.float64)
-                largest = ct.full((1, BLOCK), -float("inf"), dtype=ct.float32)
-        kept = ct.load(lane_out, (entry,), (1,)).item()
-        if kept >= 0:
+                    largest = ct.where(real, ct.maximum(largest, maxima[i]), largest)
+        rows = ct.minimum(tokens - (stop - 1 - begin) * TILE, TILE)
+        full = stop - start == WINDOW and rows == TILE
+        if full or (ended > 0 and stop == end):
+            count = ct.astype((stop - 1 - start) * TILE + rows, ct.float64)
             if MEAN:
-                ct.store(mean_SD, (kept, c), mean, allow_tma=False, check_bounds=False)
+                ct.store(mean_WD, (window + run, c), (mean / count).astype(ct.float32), allow_tma=False, check_bounds=False)
             if WEIGHTED:
-                ct.store(weighted_mean_SD, (kept, c), weighted, allow_tma=False, check_bounds=False)
+                vector = weighted / (count * (count + 1.0) / 2.0)
+                ct.store(weighted_mean_WD, (window + run, c), vector.astype(ct.float32), allow_tma=False, check_bounds=False)
             if MAX:
-                ct.store(max_SD, (kept, c), largest, allow_tma=False, check_bounds=False)
+                ct.store(max_WD, (window + run, c), largest, allow_tma=False, check_bounds=False)
+            if LAST:
+                newest = ct.load(hidden_TD, ((stop - 1) * TILE + rows - 1, c), (1, BLOCK), allow_tma=False, check_bounds=False)
+                ct.store(last_WD, (window + run, c), newest.astype(ct.float32), allow_tma=False, check_bounds=False)
+        if full:
+            mean = ct.zeros((1, BLOCK), dtype=ct.float64)
+            weighted = ct.zeros((1, BLOCK), dtype=ct.float64)
+            largest = ct.full((1, BLOCK), -float("inf"), dtype=ct.float32)
+    if kept >= 0:
+        if MEAN:
+            ct.store(mean_SD, (kept, c), mean, allow_tma=False, check_bounds=False)
+        if WEIGHTED:
+            ct.store(weighted_mean_SD, (kept, c), weighted, allow_tma=False, check_bounds=False)
+        if MAX:
+            ct.store(max_SD, (kept, c), largest, allow_tma=False, check_bounds=False)
 
 
 def pool(
@@ -212,6 +241,6 @@ def _add(
     if s.entries:
         lanes = (s.first_tile, s.num_tokens, s.position_tile, s.lane_in, s.lane_out, by_entry[0], by_entry[1])
         flags = tuple(name in poolings for name in names)
-        arguments = (*totals, *tables, *written, *lanes, block, window, *flags)
+        arguments = (*totals, *tables, *written, *lanes, block, window, AHEAD, *flags)
         ct.launch(torch.cuda.current_stream(), (D // block, len(s.entries)), add_tiles, arguments)
     return {name: vectors[:num_closed] for name, vectors in zip(names, written, strict=True) if name in poolings}

@@ -113,20 +113,28 @@ def time_steps(  # type: ignore[no-untyped-def]
 
 
 @ct.kernel(occupancy=2)
-def products(B_TX, C_TX, cb_RQ, y_TI, tile_entry, HEADS: CI, N: CI, P: CI):  # type: ignore[no-untyped-def]
-    """cb = C B^T / 2^CB_SHIFT of one tile and group, zero above the diagonal; zeros to y where the tile belongs to no entry.
+def products(B_TX, C_TX, cb_RQ, y_TI, tile_entry, HEADS: CI, N: CI, P: CI, TILES: CI):  # type: ignore[no-untyped-def]
+    """cb = C B^T / 2^CB_SHIFT of a tile and group, zero above the diagonal; zeros to y where the tile belongs to no entry.
 
     B_TX, C_TX: [T, G N] bf16 or fp16; cb_RQ: [G T, 64] fp16, group by group; y_TI: [T, H P]; HEADS: of a group.
-    Grid: (T / 64, G), all in parallel.
+    Grid: (T / 64 / TILES, rounded up, G), all in parallel; the loads of TILES tiles are made at once.
     """
-    tile = ct.bid(0)
     g = ct.bid(1)
-    if ct.load(tile_entry, (tile,), (1,), check_bounds=False).item() >= 0:
-        b = ct.load(B_TX, (tile, g), (TILE, N))
-        c = ct.load(C_TX, (tile, g), (TILE, N))
-        ct.store(cb_RQ, (g * ct.num_tiles(B_TX, 0, (TILE, N)) + tile, 0), _product(b, c, cb_RQ.dtype))
-    else:
-        _store_zeros(y_TI, tile, g, HEADS, P)
+    tiles = ct.num_tiles(B_TX, 0, (TILE, N))
+    loaded = ()
+    for i in ct.static_iter(range(TILES)):
+        tile = ct.bid(0) * TILES + i
+        if TILES > 1:
+            # Past the last tile the last is made again, with the same numbers.
+            tile = ct.minimum(tile, tiles - 1)
+        entry = ct.load(tile_entry, (tile,), (1,), check_bounds=False).item()
+        loaded += ((tile, entry, ct.load(B_TX, (tile, g), (TILE, N)), ct.load(C_TX, (tile, g), (TILE, N))),)
+    for i in ct.static_iter(range(TILES)):
+        tile, entry, b, c = loaded[i]
+        if entry >= 0:
+            ct.store(cb_RQ, (g * tiles + tile, 0), _product(b, c, cb_RQ.dtype))
+        else:
+            _store_zeros(y_TI, tile, g, HEADS, P)
 
 
 @ct.kernel(occupancy=4)
@@ -399,21 +407,18 @@ def _before_scan(
 ) -> None:
     """Launch what the scan takes of each tile, in one launch or two. raw: time steps, biases, decay rates, and where vectors go."""
     (H, G, P, N), s, stream = shape.values(), segments, torch.cuda.current_stream()
-    of_entries = (s.tile_entry, s.first_tile, s.num_tokens)
-    # All are asked for, whichever is launched: so tuning finds each of them, whatever the table says of the others.
-    joined = setting("ssd.prepare", **shape).sizes.get("JOINED", 0)
-    blocks = setting("ssd.time_steps", **shape).sizes.get("BLOCKS", 1)
-    of_a_tile = tuned(products, "ssd.products", **shape)
+    of_entries, joined = (s.tile_entry, s.first_tile, s.num_tokens), setting("ssd.prepare", **shape).sizes.get("JOINED", 0)
+    block = min(HEADS_A_BLOCK, H & -H)
+    several = math.gcd(H // block, setting("ssd.time_steps", **shape).sizes.get("BLOCKS", 1))
+    at_once, each = setting("ssd.products", **shape).sizes.get("TILES", 1), tuned(products, "ssd.products", **shape)
     if joined:
         block = min(HEADS_A_BLOCK, H // G & -(H // G))
         arguments = (*raw, B_TX, C_TX, cb_RQ, y_TI, *of_entries, *dt_limit, block, H // G, N, P)
         ct.launch(stream, (s.num_tiles, G), tuned(prepare, "ssd.prepare", **shape), arguments)
     else:
-        block = min(HEADS_A_BLOCK, H & -H)
-        several = math.gcd(H // block, blocks)
-        arguments = (*raw, *of_entries, *dt_limit, block, several)
-        ct.launch(stream, (s.num_tiles, H // block // several), tuned(time_steps, "ssd.time_steps", **shape), arguments)
-        ct.launch(stream, (s.num_tiles, G), of_a_tile, (B_TX, C_TX, cb_RQ, y_TI, s.tile_entry, H // G, N, P))
+        kernel = tuned(time_steps, "ssd.time_steps", **shape)
+        ct.launch(stream, (s.num_tiles, H // block // several), kernel, (*raw, *of_entries, *dt_limit, block, several))
+        ct.launch(stream, (-(-s.num_tiles // at_once), G), each, (B_TX, C_TX, cb_RQ, y_TI, s.tile_entry, H // G, N, P, at_once))
 
 
 def _start_spans(

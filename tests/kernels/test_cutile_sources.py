@@ -10,6 +10,7 @@ import pytest
 import torch
 from compare import assert_close, assert_same_bits
 from emulator import runtime
+from fences import bits
 from longscan.kernels import tuning
 from longscan.kernels.conv1d import causal_conv1d
 from longscan.kernels.conv1d.cases import Shape as ConvShape
@@ -23,6 +24,7 @@ from longscan.kernels.norm.cases import Shape as NormShape
 from longscan.kernels.pool import pool
 from longscan.kernels.pool.cases import CASES as POOL_CASES
 from longscan.kernels.pool.cases import Case as PoolCase
+from longscan.kernels.pool.cases import grouped
 from longscan.kernels.pool.cases import make as make_pool
 from longscan.kernels.segments import NO_LANE, TILE, Entry
 from longscan.kernels.tuning import Setting
@@ -129,6 +131,25 @@ def test_pool(case: PoolCase) -> None:
             torch.testing.assert_close(vectors[name], others[name], rtol=1e-6, atol=1e-7)
     for name, table in state.tables.items():
         torch.testing.assert_close(table, expected_state.tables[name], rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("window_tokens", [None, TILE, 5 * TILE])
+def test_pool_has_the_same_bits_however_many_tiles_are_read_at_once(window_tokens: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tile by tile is how they are added: also where a window closes inside a group, and where a group goes past an entry's end."""
+    case = grouped(4, window_tokens)
+    found = []
+    for ahead in (1, 4):
+        monkeypatch.setattr(POOL, "AHEAD", ahead)
+        inputs = make_pool(case, dtype=BF16)
+        arguments = {"poolings": case.poolings, "window_tokens": case.window_tokens}
+        output, state = POOL.pool(inputs.hidden_TD, state=inputs.state, segments=inputs.segments, **arguments)
+        windows = {f"windows, {name}": vectors for name, vectors in output.windows.items()}
+        found.append({**output.documents, **windows, **{f"table {name}": table for name, table in state.tables.items()}})
+    one_by_one, in_groups = found
+    assert set(one_by_one) == set(in_groups)
+    for name, numbers in one_by_one.items():
+        assert numbers.numel()
+        assert torch.equal(bits(in_groups[name]), bits(numbers)), name
 
 
 SCORES = (
