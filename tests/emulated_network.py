@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from emulator import runtime
+from longscan.kernels.product import reference
 from longscan.pipeline.engine import graphs
 from longscan.pipeline.model import mamba2
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,14 +25,15 @@ def put_on_emulator(patch: pytest.MonkeyPatch) -> None:
     modules = {folder: runtime.load(folder) for folder in set(OPERATORS.values())}
     for module in modules.values():
         patch.setattr(module.ct, "launch", partial(_launch, module.ct.launch))
+    patch.setattr(mamba2, "product", partial(_without_backend, reference.product))
     for name, folder in OPERATORS.items():
         patch.setattr(mamba2, name, _front(name, partial(_without_backend, getattr(modules[folder], name))))
 
 
-def _without_backend(operator: Any, **arguments: Any) -> Any:
+def _without_backend(operator: Any, *operands: Any, **arguments: Any) -> Any:
     """An operator's CUDA Tile form with what its front door would hand on."""
     del arguments["backend"]
-    return operator(**arguments)
+    return operator(*operands, **arguments)
 
 
 def _front(name: str, operator: Any) -> Any:

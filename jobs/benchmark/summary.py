@@ -71,7 +71,7 @@ def _line(*cells: str) -> str:
 
 
 def _order(key: Sequence[str]) -> tuple[int, str, str]:
-    kinds = ("ssd", "conv1d", "norm", "pool", "logprob", "network")
+    kinds = ("ssd", "conv1d", "norm", "pool", "logprob", "product", "network")
     return kinds.index(key[0]), key[1], key[2]
 
 

@@ -80,6 +80,7 @@ def pool_work(width: int, tokens: int) -> Work:
     return Work(2 * width * tokens)
 
 
-def product_work(rows: int, inner: int, columns: int) -> Work:
-    """[rows, inner] @ [inner, columns] in 16 bits."""
-    return Work(2 * (rows * inner + inner * columns + rows * columns), 2 * rows * inner * columns)
+def product_work(rows: int, inner: int, columns: int, *, add: bool = False) -> Work:
+    """[rows, inner] @ [inner, columns] in 16 bits; with add onto fp32, which is read and written."""
+    out_bytes = 8 if add else 2
+    return Work(2 * (rows * inner + inner * columns) + out_bytes * rows * columns, 2 * rows * inner * columns)

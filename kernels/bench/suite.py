@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from longscan.kernels.bench import conv1d, logprob, norm, pool, ssd
+from longscan.kernels.bench import conv1d, logprob, norm, pool, product, ssd
 from longscan.kernels.bench.case import Case
 from longscan.kernels.conv1d import cases as conv1d_cases
 from longscan.kernels.logprob import cases as logprob_cases
 from longscan.kernels.norm import cases as norm_cases
 from longscan.kernels.pool import cases as pool_cases
+from longscan.kernels.product import cases as product_cases
 from longscan.kernels.ssd import cases as ssd_cases
 
 MODELS = {"130m": "mamba2-130m", "2.7b": "mamba2-2.7b", "7b": "codestral-7b"}
@@ -39,12 +40,17 @@ def _logprob(models: Sequence[str], _: Sequence[int]) -> Iterator[Case]:
     return logprob.cases([shape for shape in logprob_cases.BENCHMARKS if shape.name in models])
 
 
+def _product(models: Sequence[str], _: Sequence[int]) -> Iterator[Case]:
+    return product.cases([shape for shape in product_cases.MODELS if shape.name in _names(models)])
+
+
 _OPERATORS: dict[str, Callable[[Sequence[str], Sequence[int]], Iterator[Case]]] = {
     "ssd": _ssd,
     "conv1d": _conv1d,
     "norm": _norm,
     "pool": _pool,
     "logprob": _logprob,
+    "product": _product,
 }
 OPERATORS = tuple(_OPERATORS)
 

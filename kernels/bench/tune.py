@@ -14,18 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from longscan.kernels import tuning
-from longscan.kernels.bench import conv1d, logprob, norm, ssd
+from longscan.kernels.bench import conv1d, logprob, norm, product, ssd
 from longscan.kernels.bench.case import Case, time_candidate
 from longscan.kernels.bench.measure import Timer
 from longscan.kernels.bench.suite import MODELS
 from longscan.kernels.conv1d.cases import MODELS as CONV1D
 from longscan.kernels.logprob.cases import BENCHMARKS as LOGPROB
 from longscan.kernels.norm.cases import GATED, RESIDUAL
+from longscan.kernels.product.cases import MODELS as PRODUCTS
 from longscan.kernels.ssd.cases import MODELS as SSD
 from longscan.kernels.tuning import Setting
 
 JOINED_HEADS = 32
 """Heads of a group whose time steps `prepare` takes at once at most: of more it spills."""
+TILES = (20, 23, 24, 29, 31, 32, 186, 195, 197, 201, 209, 227, 236, 240, 244, 248)
+"""Of cuBLAS (cublasLtMatmulTile_t), which it was seen to propose on sm_90 for a layer's products; 20 is 128 x 128, 29 is 128 x 160."""
 WORTH = 0.99
 """A candidate is kept where it takes less than this of the time of the kernel as it is written."""
 
@@ -97,6 +100,11 @@ def searches(operators: Sequence[str]) -> Iterator[Search]:
         for scored in LOGPROB:
             make = latest.of("logprob", scored, lambda s=scored: logprob.cases([s]))  # type: ignore[misc]
             yield Search("logprob.score_rows", {"D": scored.width}, candidates, make, MODELS[scored.name])
+    if "product" in operators:
+        for made in _of_models(PRODUCTS):
+            make = latest.of("product", made, lambda s=made: product.cases([s]))  # type: ignore[misc]
+            name, where = f"product.{'add' if made.add else 'project'}", {"N": made.columns, "K": made.inner}
+            yield Search(name, where, grid({}, {"TILE": TILES}), make, made.name)
     if "ssd" in operators:
         yield from _ssd_searches(latest)
 

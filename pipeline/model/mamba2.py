@@ -7,7 +7,7 @@ Dao and Gu, *Transformers are SSMs* (arXiv 2405.21060). Each layer adds to the r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from longscan.kernels.checks import Backend, check_shape
 from longscan.kernels.conv1d import causal_conv1d
 from longscan.kernels.logprob import logprob
 from longscan.kernels.norm import gated_rms_norm, rms_norm
+from longscan.kernels.product import product
 from longscan.kernels.segments import Segments
 from longscan.kernels.ssd import ssd
 from longscan.pipeline.errors import ModelError
@@ -43,7 +44,7 @@ class _Layer:
 
     norm_D: torch.Tensor
     in_proj: torch.Tensor
-    """[D, 2I + 2GN + H, padded on a GPU]"""
+    """[2I + 2GN + H, padded on a GPU, D]"""
     in_proj_bias: torch.Tensor | None
     conv_weight_CK: torch.Tensor
     conv_bias_C: torch.Tensor | None
@@ -52,7 +53,7 @@ class _Layer:
     D_H: torch.Tensor
     gated_norm_I: torch.Tensor
     out_proj: torch.Tensor
-    """[I, D]"""
+    """[D, I]"""
     out_proj_bias: torch.Tensor | None
 
 
@@ -107,7 +108,7 @@ class Mamba2:
         return _Layer(
             norm_D=wide("norm"),
             # Nothing to add, nothing to copy: it is most of the model.
-            in_proj=(F.pad(plain("in_proj"), (0, 0, 0, spare)) if spare else plain("in_proj")).T,
+            in_proj=F.pad(plain("in_proj"), (0, 0, 0, spare)) if spare else plain("in_proj"),
             in_proj_bias=F.pad(plain("in_proj_bias"), (0, spare)) if g.use_bias else None,
             # As its kernel takes it, so that no step makes it anew: fp32, the taps one after the other.
             conv_weight_CK=wide("conv_weight").T.contiguous().T,
@@ -116,7 +117,7 @@ class Mamba2:
             dt_bias_H=wide("dt_bias"),
             D_H=wide("D"),
             gated_norm_I=wide("gated_norm"),
-            out_proj=plain("out_proj").T,
+            out_proj=plain("out_proj"),
             out_proj_bias=plain("out_proj_bias") if g.use_bias else None,
         )
 
@@ -157,9 +158,10 @@ class Mamba2:
         projected = stream_TD.new_empty(len(stream_TD), self._pitch)[:, : self._projected]
         for layer, tail_SKC, ssm_SHNP in zip(self._layers, state.tail, state.ssm, strict=True):
             normed_TD, stream_TD = self._norm(stream_TD, layer.norm_D)
-            self._project(normed_TD, layer.in_proj, layer.in_proj_bias, projected)
+            self._product(normed_TD, layer.in_proj, layer.in_proj_bias, projected)
             y_TI = self._mix(layer, projected, tail_SKC, ssm_SHNP, segments)
-            self._add(y_TI, layer.out_proj, layer.out_proj_bias, stream_TD)
+            # Summed in the stream's dtype: what a layer adds is never rounded to the model's.
+            self._product(y_TI, layer.out_proj, layer.out_proj_bias, stream_TD, add=True)
         hidden_TD, _ = self._norm(stream_TD, self._final_norm_D)
         return hidden_TD, state
 
@@ -200,29 +202,13 @@ class Mamba2:
             backend=self.backend,
         )
 
-    def _row_blocks(self, *tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-        """The tensors' rows, in blocks of `row_block`: a product is made of each."""
-        return zip(*(tensor.split(self.row_block or len(tensor)) for tensor in tensors), strict=True)
-
-    def _project(self, x_TD: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-        """out = x @ weight + bias"""
-        for rows, part in self._row_blocks(x_TD, out):
-            if bias is None:
-                torch.mm(rows, weight, out=part)
-            else:
-                torch.addmm(bias, rows, weight, out=part)
-
-    def _add(self, y_TI: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stream_TD: torch.Tensor) -> None:
-        """stream += y @ weight + bias, summed in the stream's dtype: what a layer adds is never rounded to the model's."""
-        if bias is not None:
-            stream_TD += bias
-        for rows, part in self._row_blocks(y_TI, stream_TD):
-            if rows.dtype == part.dtype:
-                torch.addmm(part, rows, weight, out=part)
-            elif self.device.type == "cuda":
-                torch.addmm(part, rows, weight, out_dtype=part.dtype, out=part)
-            else:  # PyTorch has no such product on a CPU
-                part += torch.mm(rows, weight)
+    def _product(
+        self, x_TK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None, out_TN: torch.Tensor, *, add: bool = False
+    ) -> None:
+        """A product of each `row_block` rows."""
+        rows = self.row_block or len(x_TK)
+        for x, out in zip(x_TK.split(rows), out_TN.split(rows), strict=True):
+            product(x, weight_NK, bias_N, out_TN=out, add=add, backend=self.backend)
 
     def logprobs(self, hidden_TD: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:
         """[T], fp32: log-probability of each row's target, the next token; NaN where the target is -1.

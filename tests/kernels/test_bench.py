@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from longscan.kernels.bench import conv1d, limits, logprob, norm, pool, ssd, suite
+from longscan.kernels.bench import conv1d, limits, logprob, norm, pool, product, ssd, suite
 from longscan.kernels.bench.case import NOT_INSTALLED, Candidate, Case, Peer, Row, run_case
 from longscan.kernels.bench.launches import launch_times
 from longscan.kernels.bench.limits import Work
@@ -24,6 +24,7 @@ from longscan.kernels.norm.cases import GATED
 from longscan.kernels.norm.cases import Shape as NormShape
 from longscan.kernels.pool.cases import Case as PoolShape
 from longscan.kernels.pool.cases import Piece
+from longscan.kernels.product.cases import Shape as ProductShape
 from longscan.kernels.ssd.cases import MODELS, Shape
 
 TWO = packed("two documents", [128, 128])
@@ -38,6 +39,8 @@ def small_cases() -> Iterator[Case]:
     yield from logprob.cases([LogprobShape("small", 128, 32, 300)], backend="torch", device="cpu", memory=None)
     pieces = tuple(Piece(0, 100, True) for _ in range(4))
     yield from pool.cases([PoolShape("small", 32, pieces, 128, spare_tiles=0)], backend="torch", device="cpu")
+    products = [ProductShape("into", 32, 40, 64), ProductShape("onto", 32, 40, 40, add=True)]
+    yield from product.cases(products, num_rows=128, backend="torch", device="cpu")
 
 
 def millisecond(call: Callable[[], object]) -> float:
@@ -63,7 +66,19 @@ def case(error: float, *peers: Peer) -> Case:
 
 def test_every_operator_is_checked_and_timed() -> None:
     rows = [run_case(found, millisecond) for found in small_cases()]
-    assert [row.operator for row in rows] == ["ssd", "ssd", "conv1d", "norm", "norm", "norm", "logprob", "pool", "pool"]
+    assert [row.operator for row in rows] == [
+        "ssd",
+        "ssd",
+        "conv1d",
+        "norm",
+        "norm",
+        "norm",
+        "logprob",
+        "pool",
+        "pool",
+        "product",
+        "product",
+    ]
     for row in rows:
         assert row.ours.milliseconds == 1.0, row
         assert row.ours.errors
@@ -238,5 +253,5 @@ def test_results_are_whole_after_each_row(tmp_path: Path) -> None:
 
 
 def test_the_suite_has_every_operator_at_every_model() -> None:
-    assert suite.OPERATORS == ("ssd", "conv1d", "norm", "pool", "logprob")
+    assert suite.OPERATORS == ("ssd", "conv1d", "norm", "pool", "logprob", "product")
     assert set(suite.MODELS.values()) < {shape.name for shape in MODELS}

@@ -182,6 +182,7 @@ def test_every_operator_that_has_hints_is_searched() -> None:
     found = list(searches(OPERATORS))
     of_ssd = {f"ssd.{kernel}" for kernel in ("prepare", "time_steps", "products", "span_ends", "span_starts")}
     others = {"conv1d.convolve", "norm.add_and_norm", "norm.gate_and_norm", "logprob.score_rows"}
+    assert {one.name for one in searches(["product"])} == {"product.add", "product.project"}
     assert {one.name for one in found} == of_ssd | others
     assert all(one.where and one.candidates for one in found)
     assert sum(len(one.candidates) + 1 for one in found) < 150, "some 2 s each, so that a GPU is tuned in a few minutes"
