@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ from longscan.kernels.ssd.cases import Shape
 from longscan.kernels.ssd.spans import span_tiles
 from longscan.pipeline.model import Mamba2, Mamba2Geometry
 
+ROUNDS = 3
 TOLERANCE = 3e-2
 """Relative distance of two networks' hidden states, all layers in bf16, that may be compared."""
 
@@ -102,7 +103,7 @@ def bench_model(
     print(*chip_lines(known), sep="\n", flush=True)
     results = Results(path, "model", known)
     wrong: list[str] = []
-    timer = partial(time_on_gpu, warmup=1, repeats=5)
+    timer = partial(time_on_gpu, warmup=1, repeats=3)
     for name in models:
         geometry = replace(GEOMETRIES[name], num_layers=layers or GEOMETRIES[name].num_layers)
         with torch.inference_mode():
@@ -134,30 +135,33 @@ def measure(
     generator = torch.Generator(device).manual_seed(1)
     ids_BL = torch.randint(g.vocab_size, (load.documents, load.tokens), generator=generator, device=device)
     tokens, rows = load.documents * load.tokens, layout.num_tiles * TILE
-    hidden, call = _ours(geometry, weights, load, layout, ids_BL, backend)
-    seconds = timer(call)
-    products = timer(products_alone(geometry, weights, rows)) / g.num_layers
-    limits = _limits(geometry, layout, tokens)
-    own: dict[str, Any] = {
-        "shape": name,
-        "load": load.name,
-        "layers": g.num_layers,
-        "tokens_per_second": tokens / seconds,
-        "layer_milliseconds": seconds * 1e3 / g.num_layers,
-        "products_milliseconds": products * 1e3,
-        "limits_milliseconds": limits * 1e3,
-        "ratio_to_products_and_limits": seconds / g.num_layers / (products + limits),
-    }
-    peer, distance, theirs, note = _peer(geometry, weights, ids_BL, hidden, timer, parts, chunks)
+    hidden, ours = _ours(geometry, weights, load, layout, ids_BL, backend)
+    peer = _peer(geometry, weights, ids_BL, hidden, timer, parts, chunks)
+    calls = [ours, products_alone(geometry, weights, rows), *([] if peer.call is None else [peer.call])]
+    seconds, products, *theirs = side_by_side(calls, timer)
+    products, limits = products / g.num_layers, _limits(geometry, layout, tokens)
     return ModelRow(
-        **own,
-        peer=peer,
-        peer_tokens_per_second=None if theirs is None else tokens / theirs,
-        peer_layer_milliseconds=None if theirs is None else theirs * 1e3 / g.num_layers,
-        times_peer=None if theirs is None else theirs / seconds,
-        distance=distance,
-        note=note,
+        shape=name,
+        load=load.name,
+        layers=g.num_layers,
+        tokens_per_second=tokens / seconds,
+        layer_milliseconds=seconds * 1e3 / g.num_layers,
+        products_milliseconds=products * 1e3,
+        limits_milliseconds=limits * 1e3,
+        ratio_to_products_and_limits=seconds / g.num_layers / (products + limits),
+        peer=peer.name,
+        peer_tokens_per_second=tokens / theirs[0] if theirs else None,
+        peer_layer_milliseconds=theirs[0] * 1e3 / g.num_layers if theirs else None,
+        times_peer=theirs[0] / seconds if theirs else None,
+        distance=peer.distance,
+        note=peer.note,
     )
+
+
+def side_by_side(calls: Sequence[Callable[[], object]], timer: Timer) -> list[float]:
+    """Seconds of each call, the median of ROUNDS rounds of all: a GPU gets slower as it gets warm, which is then no one's gain."""
+    rounds = [[timer(call) for call in calls] for _ in range(ROUNDS)]
+    return [statistics.median(times) for times in zip(*rounds, strict=True)]
 
 
 def _ours(
@@ -187,6 +191,17 @@ def _limits(geometry: Mamba2Geometry, layout: Layout, tokens: int) -> float:
     return sum(work.seconds for work in works)
 
 
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    """The peers' network; where it cannot be timed there is no call, and `note` says why."""
+
+    name: str
+    call: Callable[[], object] | None = None
+    distance: float | None = None
+    """Of its hidden states from ours."""
+    note: str = ""
+
+
 def _peer(
     geometry: Mamba2Geometry,
     weights: Weights,
@@ -195,8 +210,8 @@ def _peer(
     timer: Timer,
     parts: Callable[[int], Parts],
     chunks: Sequence[int],
-) -> tuple[str, float | None, float | None, str]:
-    """Name, distance of the hidden states, seconds (None where they do not agree), and a note. The chunk is the best for a layer."""
+) -> _Peer:
+    """The chunk is the best for a layer."""
     name = "torch products, mamba_ssm Triton scan and norms, fla-core convolution"
     try:
         one = replace(geometry, num_layers=1)
@@ -205,10 +220,11 @@ def _peer(
         call = partial(peer_stack, geometry, weights, parts(best), ids_BL)
         distance = relative_error(call().flatten(0, 1), hidden)
     except ImportError as error:
-        return name, None, None, NOT_INSTALLED if isinstance(error, ModuleNotFoundError) else f"not usable: {error}"
+        return _Peer(name, note=NOT_INSTALLED if isinstance(error, ModuleNotFoundError) else f"not usable: {error}")
     except Exception as error:  # another project's code on this machine's compiler: the row says so
-        return name, None, None, f"failed: {type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"
+        return _Peer(name, note=f"failed: {type(error).__name__}: {str(error).partition(chr(10))[0][:160]}")
     name += f", chunk {best}"
     if not distance <= TOLERANCE:
-        return name, distance if distance < float("inf") else None, None, f"the two do not agree: distance {distance:.1e}"
-    return name, distance, timer(call), ""
+        known = distance if distance < float("inf") else None
+        return _Peer(name, distance=known, note=f"the two do not agree: distance {distance:.1e}")
+    return _Peer(name, call, distance)
