@@ -116,7 +116,7 @@ def _ssd_searches(latest: _Latest) -> Iterator[Search]:
     kernels = (
         ("prepare", 0, grid({"occupancy": (3, 4)}, {"JOINED": (1,)})),
         ("time_steps", 0, [*grid({"occupancy": (4,)}), *grid({}, {"BLOCKS": (3,)})]),
-        ("products", 0, [*grid({"occupancy": (1, 4)}), Setting({}, {"TILES": 2})]),
+        ("products", 0, grid({"occupancy": (1, 4)})),
         ("span_ends", 1, ends),
         ("span_starts", 1, starts),
     )

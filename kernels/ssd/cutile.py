@@ -22,6 +22,7 @@ from typing import Any
 import cuda.tile as ct
 import torch
 from longscan.kernels.segments import TILE, Segments
+from longscan.kernels.ssd.forms import check_form
 from longscan.kernels.ssd.spans import Spans, cut, heads_a_block
 from longscan.kernels.tuning import setting, tuned
 
@@ -45,13 +46,10 @@ DECAY, SOURCE, LEFT, SHARE = range(4)
 VECTORS = 4
 LATENCY = 8
 """Hint of the loads in loops over tiles; without one, or with a middling one, the compiler buffers some of them badly."""
-DTYPES = (torch.bfloat16, torch.float16)
 ROWS = 16
 """Rows of a state that a block of `span_starts` passes on."""
 SPANS = 4
 """Spans whose loads such a block makes at once."""
-WIDTHS = (32, 64, 128)
-STATE_SIZES = (16, 64, 128, 256)
 
 
 def _load_raw(dt_TH, bias_H, A_H, tile, h, BLOCK):  # type: ignore[no-untyped-def]
@@ -113,28 +111,22 @@ def time_steps(  # type: ignore[no-untyped-def]
 
 
 @ct.kernel(occupancy=2)
-def products(B_TX, C_TX, cb_RQ, y_TI, tile_entry, HEADS: CI, N: CI, P: CI, TILES: CI):  # type: ignore[no-untyped-def]
-    """cb = C B^T / 2^CB_SHIFT of a tile and group, zero above the diagonal; zeros to y where the tile belongs to no entry.
+def products(B_TX, C_TX, cb_RQ, y_TI, tile_entry, HEADS: CI, N: CI, P: CI):  # type: ignore[no-untyped-def]
+    """cb = C B^T / 2^CB_SHIFT of one tile and group, zero above the diagonal; zeros to y where the tile belongs to no entry.
 
     B_TX, C_TX: [T, G N] bf16 or fp16; cb_RQ: [G T, 64] fp16, group by group; y_TI: [T, H P]; HEADS: of a group.
-    Grid: (T / 64 / TILES, rounded up, G), all in parallel; the loads of TILES tiles are made at once.
+    Grid: (T / 64, G), all in parallel.
     """
+    tile = ct.bid(0)
     g = ct.bid(1)
-    tiles = ct.num_tiles(B_TX, 0, (TILE, N))
-    loaded = ()
-    for i in ct.static_iter(range(TILES)):
-        tile = ct.bid(0) * TILES + i
-        if TILES > 1:
-            # Past the last tile the last is made again, with the same numbers.
-            tile = ct.minimum(tile, tiles - 1)
-        entry = ct.load(tile_entry, (tile,), (1,), check_bounds=False).item()
-        loaded += ((tile, entry, ct.load(B_TX, (tile, g), (TILE, N)), ct.load(C_TX, (tile, g), (TILE, N))),)
-    for i in ct.static_iter(range(TILES)):
-        tile, entry, b, c = loaded[i]
-        if entry >= 0:
-            ct.store(cb_RQ, (g * tiles + tile, 0), _product(b, c, cb_RQ.dtype))
-        else:
-            _store_zeros(y_TI, tile, g, HEADS, P)
+    entry = ct.load(tile_entry, (tile,), (1,), check_bounds=False).item()
+    # Before it is known whose tile it is: so no load waits for another.
+    b = ct.load(B_TX, (tile, g), (TILE, N))
+    c = ct.load(C_TX, (tile, g), (TILE, N))
+    if entry >= 0:
+        ct.store(cb_RQ, (g * ct.num_tiles(B_TX, 0, (TILE, N)) + tile, 0), _product(b, c, cb_RQ.dtype))
+    else:
+        _store_zeros(y_TI, tile, g, HEADS, P)
 
 
 @ct.kernel(occupancy=4)
@@ -369,16 +361,16 @@ def ssd(
     Raises ValueError where the kernels have no form for the arguments; the torch backend takes them.
     """
     (T, H, P), (_, G, N) = x_THP.shape, B_TGN.shape
-    _check(x_THP, B_TGN, C_TGN, z_THP, ssm_SHNP)
+    check_form(x_THP, B_TGN, C_TGN, z_THP, ssm_SHNP)
     device, s, stream = x_THP.device, segments, torch.cuda.current_stream()
-    nothing_H = torch.zeros(H, dtype=torch.float32, device=device)
+    D_H, dt_bias_H = (torch.zeros(H, dtype=torch.float32, device=device) if v is None else v for v in (D_H, dt_bias_H))
     x_TI, B_TX, C_TX = x_THP.flatten(1), B_TGN.flatten(1), C_TGN.flatten(1)
     z_TI = x_TI if z_THP is None else z_THP.flatten(1)
     y_TI = torch.empty((T, H * P), dtype=x_THP.dtype, device=device)
     vectors_HAVQ = torch.empty((H, s.num_tiles, VECTORS, TILE), dtype=torch.float32, device=device)
     cb_RQ = torch.empty((G * T, TILE), dtype=torch.float16, device=device)
     if s.num_tiles:
-        raw = (dt_TH, nothing_H if dt_bias_H is None else dt_bias_H, A_H, vectors_HAVQ)
+        raw = (dt_TH, dt_bias_H, A_H, vectors_HAVQ)
         _before_scan(raw, dt_limit, B_TX, C_TX, cb_RQ, y_TI, s, {"H": H, "G": G, "P": P, "N": N})
     if s.entries:
         vectors_RQ, ssm_RP = vectors_HAVQ.view(-1, TILE), ssm_SHNP.view(-1, P)
@@ -389,7 +381,7 @@ def ssd(
             spans = cut(s)
             table_RP = _start_spans(spans, segments, x_TI, B_TX, vectors_RQ, ssm_RP, (H, H // G, N, P))
             lanes, chains = (spans.first_tile, spans.num_tokens, spans.source, spans.none, spans.slot), spans.count
-        inputs = (x_TI, B_TX, C_TX, z_TI, cb_RQ, vectors_RQ, nothing_H if D_H is None else D_H)
+        inputs = (x_TI, B_TX, C_TX, z_TI, cb_RQ, vectors_RQ, D_H)
         arguments = (*inputs, table_RP, y_TI, *lanes, H, H // G, heads, N, P, z_THP is not None)
         ct.launch(stream, (H // heads, chains), _hinted(scan, heads, P), arguments)
     return y_TI.view(T, H, P), ssm_SHNP
@@ -407,18 +399,21 @@ def _before_scan(
 ) -> None:
     """Launch what the scan takes of each tile, in one launch or two. raw: time steps, biases, decay rates, and where vectors go."""
     (H, G, P, N), s, stream = shape.values(), segments, torch.cuda.current_stream()
-    of_entries, joined = (s.tile_entry, s.first_tile, s.num_tokens), setting("ssd.prepare", **shape).sizes.get("JOINED", 0)
-    block = min(HEADS_A_BLOCK, H & -H)
-    several = math.gcd(H // block, setting("ssd.time_steps", **shape).sizes.get("BLOCKS", 1))
-    at_once, each = setting("ssd.products", **shape).sizes.get("TILES", 1), tuned(products, "ssd.products", **shape)
+    of_entries = (s.tile_entry, s.first_tile, s.num_tokens)
+    # All are asked for, whichever is launched: so tuning finds each of them, whatever the table says of the others.
+    joined = setting("ssd.prepare", **shape).sizes.get("JOINED", 0)
+    blocks = setting("ssd.time_steps", **shape).sizes.get("BLOCKS", 1)
+    of_a_tile = tuned(products, "ssd.products", **shape)
     if joined:
         block = min(HEADS_A_BLOCK, H // G & -(H // G))
         arguments = (*raw, B_TX, C_TX, cb_RQ, y_TI, *of_entries, *dt_limit, block, H // G, N, P)
         ct.launch(stream, (s.num_tiles, G), tuned(prepare, "ssd.prepare", **shape), arguments)
     else:
-        kernel = tuned(time_steps, "ssd.time_steps", **shape)
-        ct.launch(stream, (s.num_tiles, H // block // several), kernel, (*raw, *of_entries, *dt_limit, block, several))
-        ct.launch(stream, (-(-s.num_tiles // at_once), G), each, (B_TX, C_TX, cb_RQ, y_TI, s.tile_entry, H // G, N, P, at_once))
+        block = min(HEADS_A_BLOCK, H & -H)
+        several = math.gcd(H // block, blocks)
+        arguments = (*raw, *of_entries, *dt_limit, block, several)
+        ct.launch(stream, (s.num_tiles, H // block // several), tuned(time_steps, "ssd.time_steps", **shape), arguments)
+        ct.launch(stream, (s.num_tiles, G), of_a_tile, (B_TX, C_TX, cb_RQ, y_TI, s.tile_entry, H // G, N, P))
 
 
 def _start_spans(
@@ -454,28 +449,3 @@ def _hinted(kernel: Any, heads: int, P: int) -> Any:
     if heads == 2:
         return kernel
     return kernel.replace_hints(num_worker_warps=8) if P == 128 else kernel.replace_hints(occupancy=2)
-
-
-def _check(x_THP: torch.Tensor, B_TGN: torch.Tensor, C_TGN: torch.Tensor, z_THP: torch.Tensor | None, ssm_SHNP: torch.Tensor) -> None:
-    """What the operator allows and the kernels do not take."""
-    for name, tensor, sizes in (
-        ("x_THP", x_THP, WIDTHS),
-        ("B_TGN", B_TGN, STATE_SIZES),
-        ("C_TGN", C_TGN, STATE_SIZES),
-        ("z_THP", z_THP, WIDTHS),
-    ):
-        if tensor is None:
-            continue
-        if tensor.dtype not in DTYPES:
-            raise ValueError(f"{name}: expected bfloat16 or float16 on cutile, got {tensor.dtype}; use the torch backend")
-        if tensor.shape[2] not in sizes:
-            raise ValueError(f"{name}: expected a last axis of {sizes} on cutile, got {tensor.shape[2]}; use the torch backend")
-        if tensor.stride()[1:] != (tensor.shape[2], 1) or tensor.stride(0) % 8 or tensor.storage_offset() % 8:
-            expected = f"strides (a multiple of 8, {tensor.shape[2]}, 1) and an offset that is a multiple of 8 on cutile"
-            raise ValueError(f"{name}: expected {expected}, got strides {tensor.stride()} at {tensor.storage_offset()}")
-    if not ssm_SHNP.is_contiguous():
-        raise ValueError(f"ssm_SHNP: expected a contiguous table on cutile, got strides {ssm_SHNP.stride()}")
-    for name, tensor in (("x_THP", x_THP), ("B_TGN", B_TGN), ("ssm_SHNP", ssm_SHNP)):
-        reach = sum((side - 1) * stride for side, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        if reach >= 2**31:
-            raise ValueError(f"{name}: expected less than 2^31 elements from first to last on cutile, got {reach}; use smaller steps")

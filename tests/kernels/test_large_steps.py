@@ -20,6 +20,7 @@ from longscan.kernels.pool import POOLINGS, PoolState, closed_windows, pool
 from longscan.kernels.segments import TILE, Entry
 from longscan.kernels.ssd import ssd
 from longscan.kernels.ssd.cases import MODELS, Shape
+from longscan.kernels.ssd.forms import check_form
 from packings import assert_rows
 
 BF16 = torch.bfloat16
@@ -185,9 +186,9 @@ def test_an_ssd_is_told_to_take_smaller_steps() -> None:
         tensors = (x_TI.unflatten(1, (H, P)), B_TX.unflatten(1, (G, N)), C_TX.unflatten(1, (G, N)))
         if refused:
             with pytest.raises(ValueError, match=r"x_THP: expected less than 2\^31 elements .*; use smaller steps"):
-                SSD._check(*tensors, None, table)
+                check_form(*tensors, None, table)
         else:
-            SSD._check(*tensors, None, table)
+            check_form(*tensors, None, table)
 
 
 def test_a_large_residual_stream(place: Place) -> None:

@@ -152,6 +152,23 @@ def test_ssd_without_skip_and_bias(place: Place) -> None:
     check(place.run, inputs)
 
 
+def test_zeros_are_made_only_for_what_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU they are a launch of their own in every layer."""
+    made: list[tuple[int, ...]] = []
+
+    def zeros(*size: int, **options: Any) -> torch.Tensor:
+        made.append(size)
+        return torch.zeros(*size, **options)
+
+    monkeypatch.setattr(EMULATED.torch, "zeros", zeros, raising=False)
+    inputs = PLACES["emulated"].inputs()
+    on_emulator(**inputs.arguments())
+    assert made == []
+    del inputs.tensors["D_H"]
+    on_emulator(**inputs.arguments())
+    assert made == [(8,)]
+
+
 def test_small_and_large_time_steps_keep_their_digits(place: Place) -> None:
     """Raw time steps from -12 to 12: softplus near e^raw and near raw, decays from none to all at once."""
     inputs = place.inputs()
@@ -209,26 +226,13 @@ def test_time_steps_have_the_same_bits_for_all_heads_in_a_block(place: Place) ->
     assert_same_bits("state", ssm_SHNP[0], expected[1][0])
 
 
-@pytest.mark.parametrize("tiles", [2, 4])
-def test_products_have_the_same_bits_for_several_tiles_in_a_block(place: Place, tiles: int) -> None:
-    """Seven tiles, which neither 2 nor 4 divides; three are nobody's, and hold NaN, which is read as well."""
-    entries = (Entry(1, 130, lane_in=NO_LANE, lane_out=0), Entry(5, 7, position=64, lane_in=1, lane_out=1))
-    layout = Layout("gaps", entries, num_tiles=7, slots=2)
-    inputs = place.inputs(layout)
-    expected = place.run(**inputs.arguments())
-    with Fenced(), tuning.trying("ssd.products", Setting({}, {"TILES": tiles})):
-        y_THP, ssm_SHNP = place.run(**inputs.arguments())
-    assert_same_bits("y", y_THP, expected[0])
-    assert not bool(y_THP[~layout.owned_rows()].any()), "rows of nobody are zero"
-    assert_same_bits("states", ssm_SHNP, expected[1])
-
-
 @pytest.mark.parametrize("groups", [1, 2])
 def test_what_comes_before_the_scan_has_the_same_bits_in_one_launch(place: Place, groups: int) -> None:
     inputs = make_inputs(Shape("H24", H=24, P=32, G=groups, N=16), SPANNED, dtype=torch.bfloat16, device=place.device)
     expected = place.run(**inputs.arguments())
-    with Fenced(), tuning.trying("ssd.prepare", Setting({}, {"JOINED": 1})):
-        y_THP, ssm_SHNP = place.run(**inputs.arguments())
+    with tuning.trying("ssd.prepare", Setting({}, {"JOINED": 1})):
+        with Fenced():
+            y_THP, ssm_SHNP = place.run(**inputs.arguments())
         check(place.run, inputs)
     assert_same_bits("y", y_THP, expected[0])
     assert_same_bits("states", ssm_SHNP, expected[1])
