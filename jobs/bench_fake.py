@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 from longscan.kernels.pool import PoolOutput, PoolState, closed_windows
-from longscan.kernels.segments import Segments
+from longscan.kernels.segments import TILE, Segments
 from longscan.pipeline.engine.engine import Engine
 from longscan.pipeline.engine.forward import Forward
 from longscan.pipeline.engine.settings import EngineSettings
-from longscan.pipeline.engine.stepmodel import Mark
+from longscan.pipeline.engine.stepmodel import Mark, StepModel
 from longscan.pipeline.meter import Meter
 from longscan.pipeline.worker.job import EngineBuilder, Job
 
@@ -73,6 +73,12 @@ class SleepingForward(Forward):
     """Steps of a SleepingModel: packed, copied and collected as real ones are."""
 
     model: SleepingModel
+
+    def __init__(self, model: StepModel, settings: EngineSettings, meter: Meter | None = None) -> None:
+        """How long a step takes is known from the beginning, as on a GPU, where one is rehearsed."""
+        super().__init__(model, settings, meter)
+        if self.tiles is not None:
+            self.step_seconds = self.tiles * TILE / self.model.rate
 
     @property
     def steps_behind(self) -> int:

@@ -42,7 +42,10 @@ KEPT_BYTES = 1 << 28
 """Of states that are copied for a caller to keep and not put away yet; two, if they are larger."""
 
 PATIENCE_S = 0.02
-"""How long a step that is not full waits for callers that are still bringing tokens."""
+"""How long, at least, a step that is not full waits on an idle device for callers that are still bringing tokens."""
+
+MOST_PATIENCE_S = 5.0
+"""At most, however long the step before took: it may have waited itself, for a graph to be recorded or for others on its GPU."""
 
 POLL_S = 0.001
 """How often it is looked whether the device is done, while the next step is still without tokens."""
@@ -288,11 +291,14 @@ class Engine:
 
     def _next_step(self, running: Launched | None) -> Step | None:
         """The next step, booked. None if the engine closes, or where none has come until `running`, the step on the device, is done."""
-        deadline = time.monotonic() + PATIENCE_S
+        # Where steps have one shape, any costs what a full one does. To wait as long as that for it to be full costs at most twice what
+        # would have been best, whenever the tokens come.
+        patience_s = max(PATIENCE_S, min(self._forward.step_seconds, MOST_PATIENCE_S))
+        deadline = time.monotonic() + patience_s
         with self._lock:
-            while not (self._closed or self._stopping):
-                ready, left = self._lanes.ready_tokens, deadline - time.monotonic()
-                more_to_come = ready < self._lanes.step_tokens and not all(caller.idle for caller in self._callers)
+            while not (self._closed or self._given_up or self._stopping):
+                ready, left = self._lanes.ready_rows, deadline - time.monotonic()
+                more_to_come = ready < self._lanes.step_tokens and any(caller.bringing for caller in self._callers)
                 patient = more_to_come and (left > 0 or running is not None)
                 step = None if patient else self._book()
                 if step is not None:
@@ -305,7 +311,7 @@ class Engine:
                     continue
                 self._work.wait(left if ready and patient else None)
                 if not ready:
-                    deadline = time.monotonic() + PATIENCE_S
+                    deadline = time.monotonic() + patience_s
         return None
 
     def _book(self) -> Step | None:

@@ -114,6 +114,7 @@ class Feed:
             self._fail(pulled.source, pulled.error)
         else:
             self._push(pulled)
+        self.caller.fed = self._exhausted and not self._sources
 
     def close(self) -> None:
         """Close what was being read, as far as it can be closed."""

@@ -48,6 +48,8 @@ class Forward:
         self._context_hidden = hidden[0][-1:].repeat(TILE, 1) if self.slots.has_context else None
         self._pooled_contexts = [part.double().cpu().numpy() for part in hidden] if self.task.embedding.include_prompt is True else []
         self._scores_first = scores_first_token(self.task, settings.context_id)
+        self.step_seconds = 0.0
+        """How long a full step keeps the device busy, by the newest of them; 0 where that is not known, or steps have no constant shape."""
 
     def _new_tables(self) -> tuple[Any, PoolState | None]:
         slots, poolings = self.slots.total, self.task.embedding.poolings
@@ -71,6 +73,8 @@ class Forward:
         made once is there before the first document's tokens are.
         """
         assert self.tiles is not None
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # what the states that documents begin from have queued is no part of this step
         ids_T = self._to_device(np.full(self.tiles * TILE, PAD_ID, dtype=np.int64))
         segments = self._pack([Entry(0, self.tiles * TILE, ends=True)], self.tiles)
         hidden_TD, self.model_state = self.model.step(ids_T, segments, self.model_state)
@@ -79,7 +83,11 @@ class Forward:
         if self.task.scores:
             self.model.logprobs(hidden_TD, ids_T)
         if self.device.type == "cuda":
+            # The network's replay as a graph was queued just now, with little behind it: nearly all of the step is waited for here. It is
+            # less where there is no graph, or where the host loaded kernels meanwhile that come behind; the first real step tells it all.
+            began = time.perf_counter()
             torch.cuda.synchronize(self.device)
+            self.step_seconds = time.perf_counter() - began
 
     @property
     def steps_behind(self) -> int:
@@ -122,7 +130,7 @@ class Forward:
         picks, picked = self._pick(step, hidden_TD)
         done = self._mark()  # behind all that is read when it has passed
         if done is None:
-            self.meter.add(DEVICE, wall=time.perf_counter() - began)
+            self._took(time.perf_counter() - began)
         return Launched(
             segments=segments,
             logprobs_T=logprobs_T,
@@ -169,9 +177,15 @@ class Forward:
         if launched.done is not None and launched.begun is not None:
             with self.meter("wait"):
                 launched.done.synchronize()
-            self.meter.add(DEVICE, wall=launched.begun.elapsed_time(launched.done) / 1e3)
+            self._took(launched.begun.elapsed_time(launched.done) / 1e3)
         with self.meter("rows"):
             return cut(launched, self.task, self._pooled_contexts)
+
+    def _took(self, seconds: float) -> None:
+        """A step has kept the device busy for so long."""
+        self.meter.add(DEVICE, wall=seconds)
+        if self.tiles is not None:
+            self.step_seconds = seconds
 
     def lane(self, lane: int) -> dict[str, torch.Tensor]:
         """Views of all that the tables hold for one lane, by name: the device's part of its document's carry."""

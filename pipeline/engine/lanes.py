@@ -33,8 +33,8 @@ class Lanes:
         self.step_tokens, self.segment_tokens = settings.step_tokens, settings.segment_tokens
         self.slots = slots
         self.most_kept = most_kept
-        self.ready_tokens = 0
-        """Tokens that could go into a step, were there room for all."""
+        self.ready_rows = 0
+        """Rows, in whole tiles, of what could go into a step, were there room for all."""
         self.totals = StepTotals()
         self._constant_shape, self._reset_tokens = settings.tiles is not None, settings.reset_tokens
         self._keep_lanes = settings.task.state_norm  # of the final state, which is in the document's lane after its last step
@@ -78,7 +78,7 @@ class Lanes:
         document.caller.documents.discard(document)
         if self._documents.pop(document.place.key, None) is not None:
             document.caller.held_tokens -= document.tokens.held
-            self.ready_tokens -= document.place.ready
+            self.ready_rows -= document.place.ready_rows
             self._release(document)
 
     def at_risk(self) -> list[tuple[OpenDocument, int]]:
@@ -198,12 +198,12 @@ class Lanes:
         return position - saved
 
     def _refresh(self, document: OpenDocument) -> None:
-        place, before = document.place, document.place.ready
+        place, before = document.place, document.place.ready_rows
         place.complete = document.complete
         place.ready = ready_tokens(document.tokens.held, place.complete, self.segment_tokens)
         if document.keep_at is not None and place.position < document.keep_at:
             place.ready, place.complete = min(place.ready, document.keep_at - place.position), False
-        self.ready_tokens += place.ready - before
+        self.ready_rows += place.ready_rows - before
 
     def _release(self, document: OpenDocument) -> None:
         if document.place.lane != NO_LANE:

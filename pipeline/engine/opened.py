@@ -114,6 +114,13 @@ class Caller:
     """States that are copied for it and that it has not put away yet."""
     idle: bool = False
     """It waits for the engine and has nothing to bring before something changes."""
+    fed: bool = False
+    """All tokens of all its documents are in the engine, or were: it only reads."""
+
+    @property
+    def bringing(self) -> bool:
+        """More tokens may come of it, whatever the engine does."""
+        return not (self.idle or self.fed)
 
 
 @dataclass(slots=True, eq=False)

@@ -41,6 +41,11 @@ class Candidate:
     """`ready` reaches the document's end."""
     lane: int = NO_LANE
 
+    @property
+    def ready_rows(self) -> int:
+        """Rows, in whole tiles, that `ready` tokens take in one entry."""
+        return -(-self.ready // TILE) * TILE
+
 
 @dataclass(slots=True)
 class Assignment:

@@ -48,7 +48,7 @@ def patient_engine(total: int, job: Job, folder: str, on_tokens: Callable[[int],
     true_finished, since = engine._forward.finished, [time.monotonic()]
 
     def finished(launched: Launched) -> bool:
-        ready, booked = engine._lanes.ready_tokens, engine.totals.tokens
+        ready, booked = engine._lanes.ready_rows, engine.totals.tokens
         there = ready >= STEP or booked + ready == total
         since[0] = time.monotonic() if there else since[0]
         return true_finished(launched) and (there or time.monotonic() - since[0] > HANG_S)

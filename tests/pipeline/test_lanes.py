@@ -95,11 +95,11 @@ def test_nothing_is_left_of_a_document_that_is_dropped(lanes: Lanes, caller: Cal
     running, waiting = admit(lanes, caller, 200), admit(lanes, caller, 20)
     assert entries(lanes.next_step()) == [(0, 192, FIRST_LANE, 0, False)]
     lanes.push(running, [block(200, 100)], complete=False)
-    assert (lanes.ready_tokens, caller.held_tokens) == (64, 128)
+    assert (lanes.ready_rows, caller.held_tokens) == (64, 128)
     for opened in (running, waiting, running):
         lanes.drop(opened)
         assert opened.gone
-    assert (lanes.ready_tokens, caller.held_tokens, caller.documents) == (0, 0, set())
+    assert (lanes.ready_rows, caller.held_tokens, caller.documents) == (0, 0, set())
     assert lanes.next_step() is None
     assert [e[3] for e in entries(_two_more(lanes, caller))] == [1, 0], "both lanes are free"
 
