@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -14,7 +13,7 @@ from longscan.jobs.benchmark.needs import require_gpu
 from longscan.jobs.benchmark.stacks import GEOMETRIES, Parts, Weights, peer_stack, products_alone, random_weights, triton_parts
 from longscan.kernels.bench.case import NOT_INSTALLED, relative_error
 from longscan.kernels.bench.limits import conv1d_work, gated_norm_work, ssd_work, stream_norm_work
-from longscan.kernels.bench.measure import Timer, facts, time_on_gpu
+from longscan.kernels.bench.measure import Timer, facts, in_turns, time_on_gpu
 from longscan.kernels.bench.report import Results, chip_lines
 from longscan.kernels.checks import Backend
 from longscan.kernels.layouts import Layout
@@ -23,7 +22,6 @@ from longscan.kernels.ssd.cases import Shape
 from longscan.kernels.ssd.spans import span_tiles
 from longscan.pipeline.model import Mamba2, Mamba2Geometry
 
-ROUNDS = 3
 TOLERANCE = 3e-2
 """Relative distance of two networks' hidden states, all layers in bf16, that may be compared."""
 
@@ -138,7 +136,7 @@ def measure(
     hidden, ours = _ours(geometry, weights, load, layout, ids_BL, backend)
     peer = _peer(geometry, weights, ids_BL, hidden, timer, parts, chunks)
     calls = [ours, products_alone(geometry, weights, rows), *([] if peer.call is None else [peer.call])]
-    seconds, products, *theirs = side_by_side(calls, timer)
+    seconds, products, *theirs = in_turns(calls, timer)
     products, limits = products / g.num_layers, _limits(geometry, layout, tokens)
     return ModelRow(
         shape=name,
@@ -156,12 +154,6 @@ def measure(
         distance=peer.distance,
         note=peer.note,
     )
-
-
-def side_by_side(calls: Sequence[Callable[[], object]], timer: Timer) -> list[float]:
-    """Seconds of each call, the median of ROUNDS rounds of all: a GPU gets slower as it gets warm, which is then no one's gain."""
-    rounds = [[timer(call) for call in calls] for _ in range(ROUNDS)]
-    return [statistics.median(times) for times in zip(*rounds, strict=True)]
 
 
 def _ours(

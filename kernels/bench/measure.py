@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import statistics
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ L2_FLUSH_BYTES = 256 << 20
 """Written before each timed call: more than the L2 of any GPU, so that no call finds what the one before it left there."""
 HEAD_START_CYCLES = 40_000_000
 """The device sleeps for some 20 ms first, so that calls are queued one behind the other and the host's time is in no result."""
+ROUNDS = 3
+"""Of calls that are held against each other."""
 PACKAGES = ("longscan", "torch", "triton", "cuda-tile", "nvidia-cuda-tileiras", "mamba-ssm", "fla-core")
 
 
@@ -47,6 +50,12 @@ def time_on_gpu(call: Callable[[], object], *, warmup: int = 3, repeats: int = 1
         end.record()
     torch.cuda.synchronize()
     return float(sorted(begin.elapsed_time(end) for begin, end in events)[repeats // 2]) / 1e3
+
+
+def in_turns(calls: Sequence[Callable[[], object]], timer: Timer) -> list[float]:
+    """Seconds of each call, the median of ROUNDS rounds of all: a GPU gets slower as it gets warm, which is then no one's gain."""
+    rounds = [[timer(call) for call in calls] for _ in range(ROUNDS)]
+    return [statistics.median(times) for times in zip(*rounds, strict=True)]
 
 
 def peak_bytes(call: Callable[[], object]) -> int:

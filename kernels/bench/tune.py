@@ -16,7 +16,7 @@ from typing import Any
 from longscan.kernels import tuning
 from longscan.kernels.bench import conv1d, logprob, norm, product, ssd
 from longscan.kernels.bench.case import Case, time_candidate
-from longscan.kernels.bench.measure import Timer
+from longscan.kernels.bench.measure import Timer, in_turns
 from longscan.kernels.bench.suite import MODELS
 from longscan.kernels.conv1d.cases import MODELS as CONV1D
 from longscan.kernels.logprob.cases import BENCHMARKS as LOGPROB
@@ -102,7 +102,7 @@ def searches(operators: Sequence[str]) -> Iterator[Search]:
             yield Search("logprob.score_rows", {"D": scored.width}, candidates, make, MODELS[scored.name])
     if "product" in operators:
         for made in _of_models(PRODUCTS):
-            make = latest.of("product", made, lambda s=made: product.cases([s]))  # type: ignore[misc]
+            make = latest.of("product", made, lambda s=made: product.cases([s], proposed=True))  # type: ignore[misc]
             name, where = f"product.{'add' if made.add else 'project'}", {"N": made.columns, "K": made.inner}
             yield Search(name, where, grid({}, {"TILE": TILES}), make, made.name)
     if "ssd" in operators:
@@ -194,9 +194,26 @@ def tune(search: Search, timer: Timer) -> Found:
         if timing.milliseconds is not None:
             times[_label(candidate)] = (timing.milliseconds, candidate)
     best, setting = min(times.values(), key=lambda found: found[0], default=(float("inf"), Setting()))
-    if best >= WORTH * written.milliseconds:
-        best, setting = written.milliseconds, Setting()
-    return Found(search.name, search.where, setting, best, written.milliseconds, tried)
+    as_written = written.milliseconds
+    if best < WORTH * as_written:
+        as_written, best = _in_turns(search.name, ours.call, setting, timer)
+    if best >= WORTH * as_written:
+        best, setting = as_written, Setting()
+    return Found(search.name, search.where, setting, best, as_written, tried)
+
+
+def _in_turns(name: str, call: Callable[[], object], setting: Setting, timer: Timer) -> tuple[float, float]:
+    """Milliseconds as it is written, and with `setting`: the best of many looks better than it is, and who came first was cool."""
+
+    def of(candidate: Setting) -> Callable[[], object]:
+        def run() -> object:
+            with tuning.trying(name, candidate):
+                return call()
+
+        return run
+
+    as_written, best = in_turns([of(Setting()), of(setting)], timer)
+    return as_written * 1e3, best * 1e3
 
 
 def keep(found: Found, arch: str, folder: Path, made: Mapping[str, Any]) -> None:

@@ -86,8 +86,7 @@ def product(x_TK: torch.Tensor, weight_NK: torch.Tensor, *, out_TN: torch.Tensor
 
     Raises RuntimeError where cuBLAS does not launch what it has proposed.
     """
-    (T, K), N = x_TK.shape, len(weight_NK)
-    tile = setting("product.add" if add else "product.project", N=N, K=K).sizes.get("TILE")
+    (T, K), N, tile = x_TK.shape, len(weight_NK), wanted(weight_NK, add=add)
     if tile is None or x_TK.dtype not in TYPES or not T:
         return False
     # Offsets of a step's rows and of weights are multiples of it; whoever asks for others gets PyTorch's product.
@@ -100,6 +99,12 @@ def product(x_TK: torch.Tensor, weight_NK: torch.Tensor, *, out_TN: torch.Tensor
         return False
     plan.launch(x_TK, weight_NK, out_TN)
     return True
+
+
+def wanted(weight_NK: torch.Tensor, *, add: bool) -> int | None:
+    """The tile that the tuning table names for this GPU, as cublasLtMatmulTile_t counts them."""
+    N, K = weight_NK.shape
+    return setting("product.add" if add else "product.project", N=N, K=K).sizes.get("TILE")
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from longscan.kernels.bench import conv1d, limits, logprob, norm, pool, product,
 from longscan.kernels.bench.case import NOT_INSTALLED, Candidate, Case, Peer, Row, run_case
 from longscan.kernels.bench.launches import launch_times
 from longscan.kernels.bench.limits import Work
+from longscan.kernels.bench.measure import in_turns
 from longscan.kernels.bench.peers import fla, mamba_ssm
 from longscan.kernels.bench.report import Results, lines, read
 from longscan.kernels.conv1d.cases import MODELS as CONV1D_MODELS
@@ -255,3 +256,11 @@ def test_results_are_whole_after_each_row(tmp_path: Path) -> None:
 def test_the_suite_has_every_operator_at_every_model() -> None:
     assert suite.OPERATORS == ("ssd", "conv1d", "norm", "pool", "logprob", "product")
     assert set(suite.MODELS.values()) < {shape.name for shape in MODELS}
+
+
+def test_a_device_that_gets_slower_is_no_ones_loss() -> None:
+    """Each call takes as long as the other, and more by a tenth each time: who is timed behind has no worse a time than that."""
+    clock = iter(range(100))
+    first, second = in_turns([lambda: None, lambda: None], lambda _: 1.0 + 0.1 * next(clock))
+    assert first == pytest.approx(1.2)
+    assert second == pytest.approx(1.3)
