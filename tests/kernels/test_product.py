@@ -256,3 +256,27 @@ def test_the_tables_tiles_are_proposed_at_the_models_shapes() -> None:
         inputs = make(shape, 90_112, dtype=torch.bfloat16, device="cuda")
         assert cublas.product(inputs.x_TK, inputs.weight_NK, out_TN=inputs.out_TN, add=shape.add), shape
     assert named or tuning.architecture() != "sm_90"
+
+
+@pytest.mark.gpu
+def test_a_product_can_be_recorded_in_a_graph() -> None:
+    """As the engine's steps are: launched once, then recorded in another stream, then replayed on other numbers in the same memory."""
+    inputs = make(Shape("", 1536, 768, 768, add=True), 4096, dtype=torch.bfloat16, device="cuda")
+    x, weight, out = inputs.x_TK, inputs.weight_NK, inputs.out_TN
+    before, graph, stream = out.clone(), torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with tuning.trying("product.add", Setting({}, {"TILE": 20})):
+        assert cublas.product(x, weight, out_TN=out, add=True)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode="thread_local")
+            assert cublas.product(x, weight, out_TN=out, add=True)
+            graph.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
+        x.copy_(x.flip(0))
+        out.copy_(before)
+        graph.replay()
+        replayed = out.clone()
+        out.copy_(before)
+        assert cublas.product(x, weight, out_TN=out, add=True)
+    assert torch.equal(replayed, out)
+    assert not torch.equal(replayed, before)
