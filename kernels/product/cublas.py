@@ -29,6 +29,8 @@ COMPUTE_FP32 = 68
 TRANSPOSE_A, TILE = 3, 1
 """Attributes of cublasLtMatmulDesc_t and of an algorithm's configuration."""
 PROPOSALS = 64
+SUCCESS, ALLOC_FAILED, NOT_SUPPORTED = 0, 3, 15
+"""cublasStatus_t"""
 ALIGNED_TO = 256
 """Bytes: what proposals take for granted of every operand's address, unless told otherwise."""
 
@@ -130,13 +132,17 @@ def _plan(shape: _Shape, tile: int) -> _Plan | None:
 
 
 def _proposals(library: Any, handle: c_void_p, operation: c_void_p, layouts: tuple[c_void_p, ...]) -> list[_Proposal]:
-    """Best first, as cuBLAS thinks; none that would need memory beside the operands."""
+    """Best first, as cuBLAS thinks; none that would need memory beside the operands, and none at all where it knows of no such product."""
     preference, found, count = c_void_p(), (_Proposal * PROPOSALS)(), c_int()
     _check(library.cublasLtMatmulPreferenceCreate(byref(preference)))
     rest = (preference, PROPOSALS, found, byref(count))
-    _check(library.cublasLtMatmulAlgoGetHeuristic(handle, operation, *layouts, *rest))
+    status = library.cublasLtMatmulAlgoGetHeuristic(handle, operation, *layouts, *rest)
     _check(library.cublasLtMatmulPreferenceDestroy(preference))
-    return list(found[: count.value])
+    if status == NOT_SUPPORTED:
+        return []
+    _check(status)
+    # Of one whose own state is another, nothing else holds.
+    return [proposal for proposal in found[: count.value] if proposal.state == SUCCESS]
 
 
 def _tile(library: Any, algorithm: _Algorithm) -> int:
@@ -168,10 +174,12 @@ def _library() -> Any:
     try:
         return ctypes.CDLL(name)
     except OSError as error:
-        log.info("%s cannot be asked for tiles (%s): products are as PyTorch makes them", name, error)
+        log.warning("%s cannot be asked for tiles (%s): products are PyTorch's, some slower, and with other last bits", name, error)
         return None
 
 
 def _check(status: int) -> None:
-    if status:
-        raise RuntimeError(f"cuBLASLt: expected status 0, got {status} (cublasStatus_t)")
+    if status != SUCCESS:
+        # By the name that PyTorch tells: so it is known that memory is short, and the step is run again with less of it.
+        name = "CUBLAS_STATUS_ALLOC_FAILED" if status == ALLOC_FAILED else "cublasStatus_t"
+        raise RuntimeError(f"cuBLASLt: expected status {SUCCESS}, got {status} ({name})")

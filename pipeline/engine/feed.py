@@ -202,4 +202,5 @@ class Feed:
         if source.opened is None or not source.opened.gone:
             self.caller.news.append(error_row(source.document, error))
         if source.opened is not None:
+            self._sources.remove(source)
             self._lanes.drop(source.opened)

@@ -16,6 +16,7 @@ from longscan.kernels.bench.tune import TILES
 from longscan.kernels.product import cublas, product
 from longscan.kernels.product.cases import Inputs, Shape, make
 from longscan.kernels.tuning import Setting
+from longscan.pipeline.engine.memory import is_out_of_memory
 
 INTO = Shape("into", 48, 40, 64)
 ONTO = Shape("onto", 48, 40, 40, add=True)
@@ -204,8 +205,47 @@ def test_what_cublas_answers_is_told(library: Library, monkeypatch: pytest.Monke
         cublas.product(inputs.x_TK, inputs.weight_NK, out_TN=inputs.out_TN, add=False)
 
 
+def test_a_lack_of_memory_is_known_as_one(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "cublasLtMatmulDescCreate", lambda *_: 3)
+    inputs = aligned(INTO, 64)
+    with tuning.trying(NAMES[False], Setting({}, {"TILE": 20})), pytest.raises(RuntimeError, match="got 3") as raised:
+        cublas.product(inputs.x_TK, inputs.weight_NK, out_TN=inputs.out_TN, add=False)
+    assert is_out_of_memory(raised.value)
+
+
+def test_no_proposal_that_cublas_takes_back_is_launched(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it proposes holds only where the proposal's own state says so."""
+    propose = library.cublasLtMatmulAlgoGetHeuristic
+
+    def taking_back(*arguments: Any) -> int:
+        status = propose(*arguments)
+        arguments[-2][1].state = 15
+        arguments[-2][1].algorithm.data[1] = 666
+        return status
+
+    launched = library.cublasLtMatmul
+
+    def launch(*arguments: Any) -> int:
+        assert arguments[-4]._obj.data[1] != 666
+        return launched(*arguments)
+
+    monkeypatch.setattr(library, "cublasLtMatmulAlgoGetHeuristic", taking_back)
+    monkeypatch.setattr(library, "cublasLtMatmul", launch)
+    inputs = aligned(INTO, 64)
+    with tuning.trying(NAMES[False], Setting({}, {"TILE": 20})):
+        assert cublas.product(inputs.x_TK, inputs.weight_NK, out_TN=inputs.out_TN, add=False)
+    assert library.used == [20], "the second of its proposals with this tile"
+
+
+def test_a_product_that_cublas_knows_nothing_of_is_pytorchs(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "cublasLtMatmulAlgoGetHeuristic", lambda *_: 15)
+    inputs = aligned(INTO, 64)
+    with tuning.trying(NAMES[False], Setting({}, {"TILE": 20})):
+        assert not cublas.product(inputs.x_TK, inputs.weight_NK, out_TN=inputs.out_TN, add=False)
+
+
 def test_without_the_library_products_are_pytorchs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "longscan")
+    caplog.set_level("WARNING", "longscan")
     monkeypatch.setattr(torch.version, "cuda", "0.1")
     cublas._library.cache_clear()
     cublas._plan.cache_clear()

@@ -124,6 +124,16 @@ def test_who_has_brought_all_is_not_waited_for_while_it_does_not_read(monkeypatc
         assert len(list(rows)) == 1
 
 
+def test_who_has_brought_all_is_not_waited_for_where_its_last_document_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_if_a_step_took(LONG_S, monkeypatch)
+    model = Told()
+    with engine(model) as one:
+        rows = one.process([stream(0, [1] * STEP, block=100, fails_at=STEP // 2), stream(1, [1] * 64)])
+        assert isinstance(next(rows), ErrorRow)
+        until(lambda: model.tokens == [64])
+        assert [row.document.ordinal for row in rows if isinstance(row, DocumentRow)] == [1]
+
+
 @pytest.mark.parametrize("how", ["stop", "close", "give_up"])
 def test_nothing_that_ends_the_engine_waits_for_a_step_to_be_filled(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     as_if_a_step_took(LONG_S, monkeypatch)
