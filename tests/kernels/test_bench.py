@@ -169,6 +169,10 @@ def test_what_each_launch_takes_is_told_where_it_was_measured() -> None:
     assert run_case(case(1.0), never, parts=parts).launches == {}, "what is wrong is not measured in parts either"
 
 
+def test_an_operator_without_kernels_of_its_own_has_no_launches() -> None:
+    assert launch_times("product", never) == {}
+
+
 @pytest.mark.gpu
 def test_launches_are_timed_one_by_one() -> None:
     found = next(ssd.cases([MODELS[0]], loads=lambda _: (ssd.Load(packed("one document", [4096]), span_tiles=2),)))
