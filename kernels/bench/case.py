@@ -17,6 +17,8 @@ Errors = Mapping[str, float]
 PEER_TOLERANCE = 2e-2
 """Relative error that a peer may have to be compared with at all: ten times bf16's own, for peers that round in more places."""
 NOT_INSTALLED = "not installed"
+AT_ONCE = 1 << 26
+"""Numbers that are compared at a time, unless a row has more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,11 @@ def relative_error(got: torch.Tensor, truth: torch.Tensor) -> float:
     """Of the norms; infinite where a number is not finite, or shapes differ."""
     if got.shape != truth.shape:
         return float("inf")
-    distance = float((got.double() - truth.double()).norm())
-    error = distance / float(truth.double().norm()) if distance else 0.0
+    # Part by part: a layer's products are so large that in float64 they have no room beside each other on most GPUs.
+    got, truth = torch.atleast_1d(got), torch.atleast_1d(truth)
+    rows = max(1, AT_ONCE * len(truth) // max(1, truth.numel()))
+    pairs = zip(got.split(rows), truth.split(rows), strict=True)
+    norms = torch.stack([torch.stack([(part.double() - true.double()).norm(), true.double().norm()]) for part, true in pairs])
+    distance, length = norms.norm(dim=0).tolist()
+    error = distance / length if distance else 0.0
     return error if error == error else float("inf")

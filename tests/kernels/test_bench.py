@@ -7,11 +7,13 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from longscan.kernels.bench import case as case_module
 from longscan.kernels.bench import conv1d, limits, logprob, norm, pool, product, ssd, suite
-from longscan.kernels.bench.case import NOT_INSTALLED, Candidate, Case, Peer, Row, run_case
+from longscan.kernels.bench.case import NOT_INSTALLED, Candidate, Case, Peer, Row, relative_error, run_case
 from longscan.kernels.bench.launches import launch_times
 from longscan.kernels.bench.limits import Work
 from longscan.kernels.bench.measure import in_turns
@@ -27,6 +29,7 @@ from longscan.kernels.pool.cases import Case as PoolShape
 from longscan.kernels.pool.cases import Piece
 from longscan.kernels.product.cases import Shape as ProductShape
 from longscan.kernels.ssd.cases import MODELS, Shape
+from torch.utils._python_dispatch import TorchDispatchMode
 
 TWO = packed("two documents", [128, 128])
 
@@ -167,6 +170,36 @@ def test_what_each_launch_takes_is_told_where_it_was_measured() -> None:
     assert "of it: time_steps 0.2500 ms (250.0000 ns/token-head), scan 0.5000 ms" in "\n".join(lines(row))
     assert row.as_dict()["longscan"]["launches"] == {"time_steps": 0.25, "scan": 0.5}
     assert run_case(case(1.0), never, parts=parts).launches == {}, "what is wrong is not measured in parts either"
+
+
+class Widest(TorchDispatchMode):
+    """Knows how many float64 numbers the largest tensor had that was made inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.dtype == torch.float64:
+            self.numbers = max(self.numbers, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("shape", [(), (0, 7), (1,), (5,), (40, 7), (40, 3, 7)])
+def test_an_error_is_found_part_by_part(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compared may have no room in float64."""
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.randn(shape, generator=generator)
+    got = truth + 0.01 * torch.randn(shape, generator=generator)
+    expected = float((got.double() - truth.double()).norm() / truth.double().norm()) if truth.numel() else 0.0
+    monkeypatch.setattr(case_module, "AT_ONCE", 50)
+    with Widest() as widest:
+        assert relative_error(got, truth) == pytest.approx(expected, rel=1e-12)
+    assert widest.numbers <= 50
+    if len(shape) > 1 and truth.numel():
+        got[-1] = torch.nan
+        assert relative_error(got, truth) == float("inf")
 
 
 def test_an_operator_without_kernels_of_its_own_has_no_launches() -> None:
