@@ -7,7 +7,7 @@
 One lock guards the book and the callers' news; steps, tokenization and rows are made without it. On a GPU the next step
 is launched before the results of the one before are read. The engine's thread waits for nobody's reading: a caller that
 does not read does not feed either, so its rows stay few while others go on. It keeps its lanes, though, until it reads
-on or closes its iterator.
+on or closes its iterator, and as long as it has more to bring, steps that others do not fill wait for it as long as one takes.
 """
 
 from __future__ import annotations
