@@ -85,7 +85,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     one = words.add_parser("compile", help="every kernel for GPUs that need not be here; a JSON line each", allow_abbrev=False)
     one.set_defaults(work=_compile)
     one.add_argument("--arch", nargs="+", default=["sm_80", "sm_90", "sm_100", "sm_120"], metavar="SM", help="sm_90 and the like")
-    one.add_argument("--all", action="store_true", help="every shape and dtype that the kernels take, not only the models'")
+    one.add_argument("--all", action="store_true", help="all widths, state sizes and dtypes that kernels take, not the models'")
     one.add_argument(
         "--allow", action="store_true", help="write the spills that are found to the tuning tables: from now on they are right"
     )

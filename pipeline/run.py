@@ -23,7 +23,7 @@ from longscan.pipeline.model import Mamba2Geometry, check_weights, read_geometry
 from longscan.pipeline.model.recipe import read_recipe, settle
 from longscan.pipeline.output.bindings import check_bound, check_keeps, earlier_run
 from longscan.pipeline.output.duplicates import warn_of_duplicates
-from longscan.pipeline.output.folder import RunFolder, open_output
+from longscan.pipeline.output.folder import RunFolder, begun_run, open_output
 from longscan.pipeline.output.lengths import warn_of_length
 from longscan.pipeline.output.metrics import Metrics
 from longscan.pipeline.plan.dryrun import Estimate, estimate, measure_speeds
@@ -136,9 +136,8 @@ def prepare(config: JobConfig) -> Prepared:
     choice = choose(config, folder, geometry, tokenizer, device)
     if config.output.keep_state:
         check_keeps(tokenizer, geometry)
-    if earlier is not None and config.engine.spans == "auto":
-        config = replace(config, engine=replace(config.engine, spans=earlier["engine"]["span_tiles"] is not None))
-    spans = choose_spans(config, geometry, choice, device, whole.num_rows // workers.most)
+    before = earlier if earlier is not None or config.output.overwrite else begun_run(output)
+    spans = choose_spans(config, geometry, choice, device, whole.num_rows // workers.most, before)
     choice = replace(choice, span_tiles=spans)
     check_passthrough(config.task, list(config.input.passthrough), choice.heads, continued=continued)
     settled = replace(config, model=replace(config.model, dtype=choice.dtype, add_bos=choice.context_id is not None))

@@ -192,6 +192,14 @@ class RunFolder:
             )
 
 
+def begun_run(place: Location) -> Facts | None:
+    """The facts of the run in a folder; None where there is none, or something else, which `open_output` refuses."""
+    try:
+        return _facts_of(place)
+    except OutputError:
+        return None
+
+
 def _facts_of(place: Location) -> Facts | None:
     """The facts of the run in a folder; None where there is nothing yet. OutputError where there is something else."""
     try:

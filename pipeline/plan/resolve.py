@@ -190,12 +190,25 @@ def _no_cutile(geometry: Mamba2Geometry, dtype: str, device: Device) -> str | No
     return None
 
 
-def choose_spans(config: JobConfig, geometry: Mamba2Geometry, choice: Choice, device: Device, documents: int) -> int | None:
+def choose_spans(
+    config: JobConfig,
+    geometry: Mamba2Geometry,
+    choice: Choice,
+    device: Device,
+    documents: int,
+    before: Mapping[str, Any] | None = None,
+) -> int | None:
     """Tiles of the spans in which documents are scanned, where that is asked for, or faster: with few `documents` for a worker.
 
-    A run keeps to one form, since the two differ in the last bits. Only the CUDA Tile kernels know spans.
+    before: facts of the run that this one goes on with, or from. A run keeps to the form that it began with, since the two differ in
+    the last bits: that other machines, or more of them, would choose the other one is no reason to refuse it.
+    Only the CUDA Tile kernels know spans.
     """
-    wanted = pays(documents, _blocks(geometry), device.processors) if config.engine.spans == "auto" else bool(config.engine.spans)
+    wanted = config.engine.spans
+    if wanted == "auto" and before is not None:
+        wanted = before.get("engine", {}).get("span_tiles") is not None
+    elif wanted == "auto":
+        wanted = pays(documents, _blocks(geometry), device.processors)
     return span_tiles(geometry.num_heads) if wanted and choice.backend == "cutile" else None
 
 

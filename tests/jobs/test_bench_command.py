@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from longscan.kernels import tuning
 from longscan.kernels.bench.case import Candidate, Case
 from longscan.kernels.bench.limits import Work
 from longscan.kernels.bench.widths import AS_IT_IS
+from longscan.kernels.variants import OPERATORS
 
 needs_tile = pytest.importorskip("cuda.tile", reason="cuda-tile is only on Linux")
 
@@ -48,6 +50,30 @@ def test_compile_prints_a_line_a_variant(capsys: pytest.CaptureFixture[str]) -> 
     reports = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {report["kernel"] for report in reports} == {"conv1d.convolve", "conv1d.join_tails"}
     assert set(reports[0]) == {"kernel", "variant", "arch", "registers", "spill_bytes", "shared_bytes", "hgmma", "hmma"}
+
+
+def test_without_words_it_compiles_every_kernel_for_four_architectures_and_ci_runs_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def compile_all(*given: object, full: bool) -> Iterator[ahead.Report]:
+        asked.append((*map(tuple, given), full))
+        yield ahead.Report("ssd.scan", "demo", "sm_90", 255, spill_bytes=8, shared_bytes=0, hgmma=1, hmma=0)
+
+    monkeypatch.setattr("longscan.jobs.benchmark.ahead.compile_all", compile_all)
+    assert bench.main(["compile"]) == 1
+    assert asked == [(ahead.ARCHITECTURES, OPERATORS, False)]
+    assert {"sm_80", "sm_90", "sm_100", "sm_120"} == set(ahead.ARCHITECTURES)
+    bench.main(["compile", "--all"])
+    assert asked[-1] == (ahead.ARCHITECTURES, OPERATORS, True)
+    ci = Path(__file__).resolve().parents[2] / ".ci" / "run"
+    found = [line.partition(" >")[0] for line in ci.read_text("utf-8").splitlines() if line.startswith("longscan-bench")]
+    assert found == ["longscan-bench compile"]
+
+
+def test_no_table_allows_spills_on_hopper() -> None:
+    """At the models' shapes: what is measured there is what is compiled without any."""
+    for operator in OPERATORS:
+        assert "sm_90" not in tuning.table(operator).get("spill_allowed", {}), operator
 
 
 def test_an_architecture_that_the_kernels_are_not_for_is_told(capsys: pytest.CaptureFixture[str]) -> None:

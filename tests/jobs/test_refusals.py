@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 from fakes import tiny_checkpoint
+from longscan.jobs.compose import compose_job
 from longscan.jobs.run import main
 from longscan.pipeline import run
 from longscan.pipeline.commit.lock import RunLock
+from longscan.pipeline.output.folder import open_output
 from longscan.pipeline.plan.resolve import Device, look_at_device
 from longscan.pipeline.storage.location import locate
 from tiny_jobs import rows, snapshot, success, texts, unfinish, words, write_input
@@ -111,6 +113,28 @@ class TestAnotherDevice:
         monkeypatch.setattr(run, "look_at_device", lambda _: Device("cuda", "a GPU", 1 << 34, (9, 0)))
         assert main(job) == 2
         assert '  device: "cpu" -> "cuda"\n' in capsys.readouterr().err
+
+    def test_a_gpu_that_would_scan_in_another_form_goes_on_in_that_of_the_run(
+        self, model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        out = tmp_path / "spans"
+
+        def prepared(processors: int, *more: str) -> run.Prepared:
+            gpu = Device("cuda", "a GPU", 1 << 34, (9, 0), has_tile=True, processors=processors)
+            monkeypatch.setattr(run, "look_at_device", lambda _: gpu)
+            return run.prepare(compose_job(words(model, source, out, "cluster=inprocess", *more)))
+
+        def form(found: run.Prepared) -> object:
+            return found.choice.span_tiles
+
+        large, small = 100_000, 1
+        assert (form(prepared(large)), form(prepared(small))) == (32, None)
+        for began, other in ((large, small), (small, large)):
+            first = prepared(began, "output.overwrite=true")
+            with open_output(str(out), first.facts, overwrite=True) as output:
+                output.start(run._plan(first))
+            assert prepared(other).facts == first.facts
+            assert form(prepared(other, "output.overwrite=true")) != form(first), "a run that is replaced says nothing of the new one"
 
 
 class TestWhatARunSaysOfItself:

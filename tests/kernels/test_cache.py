@@ -8,12 +8,23 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from longscan.kernels import cache
 from longscan.kernels.cache import VARIABLE, use_cache
+from longscan.pipeline.model import load_model
 
-COMPILE = """
+SETTLE = """
 from longscan.kernels.cache import use_cache
-print(use_cache())
+use_cache()
+"""
+LOAD = """
+import sys, torch
+from longscan.pipeline.model import load_model
+load_model(sys.argv[1], dtype=torch.bfloat16, device="cpu", backend="cutile")
+"""
+COMPILE = """
+import os
+print(os.environ["CUDA_TILE_CACHE_DIR"])
 from longscan.kernels.compile import compile_launch, launches
 launch = next(found for found in launches(["conv1d"], arch="sm_90") if found.name == "join_tails")
 print(compile_launch(launch, "sm_90").registers)
@@ -35,6 +46,11 @@ def test_it_is_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv(VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert use_cache() == str(tmp_path / "xdg" / "cutile-python")
+
+
+def test_who_computes_with_pytorch_keeps_none(model: Path) -> None:
+    load_model(model, dtype=torch.float32, device="cpu", backend="torch")
+    assert VARIABLE not in os.environ
 
 
 def test_what_the_environment_says_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,12 +82,14 @@ def test_a_folder_of_somebody_elses_is_not_used(tmp_path: Path, monkeypatch: pyt
     assert not cache._is_writable(tmp_path)
 
 
-def test_kernels_are_compiled_without_a_home_and_found_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", [SETTLE, LOAD], ids=["settled", "by_a_worker_that_loads_its_model"])
+def test_kernels_are_compiled_without_a_home_and_found_again(first: str, model: Path, tmp_path: Path) -> None:
     """CUDA Tile itself fails there; and what one process compiled is in the cache of the next."""
     pytest.importorskip("cuda.tile", reason="cuda-tile is only on Linux")
     environment = {**os.environ, "HOME": "/proc/nobody", "TMPDIR": str(tmp_path / "tmp")}
+    command = [sys.executable, "-c", first + COMPILE, str(model)]
     for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         folder, registers = done.stdout.split()
         assert folder == str(tmp_path / "tmp" / f"cutile-python-{os.getuid()}")
         assert int(registers) > 0

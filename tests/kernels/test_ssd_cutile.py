@@ -184,6 +184,18 @@ def test_spans(place: Place, span_tiles: int) -> None:
     check(place.run, with_spans(place.inputs(), span_tiles))
 
 
+def test_spans_change_the_last_bits_of_states_and_no_more(place: Place) -> None:
+    """A state before a span is added to the span's own, where one pass goes from tile to tile: so a run keeps to one form."""
+    inputs = place.inputs(one("T1000", 1000))
+    (y_THP, ssm_SHNP), (spanned_THP, spanned_SHNP) = (place.run(**given.arguments()) for given in (inputs, with_spans(inputs, 2)))
+    (entry,) = inputs.segments.entries
+    state, spanned = ssm_SHNP[entry.lane_out], spanned_SHNP[entry.lane_out]
+    assert relative_error(spanned, state) <= 1e-5
+    assert relative_error(spanned_THP[entry.rows], y_THP[entry.rows]) <= 1e-3
+    if place.device == "cpu":
+        assert not torch.equal(spanned, state), "were they equal, a run could change its form at any step"
+
+
 SPANNED = Layout(
     "spanned",
     (

@@ -94,14 +94,18 @@ def test_where_the_kernels_cannot_run(folder: Path, device: Device, keys: dict[s
 @pytest.mark.parametrize(
     ("sizes", "reason"),
     [
-        ({"head_dim": 16}, "head_dim"),
-        ({"state_size": 24}, "state_size"),
-        ({"d_model": 96}, "multiples of 64"),
+        ({"head_dim": 16}, "a head_dim of 32, 64, 128, and the model's is 16"),
+        ({"head_dim": 80, "d_model": 320}, "a head_dim of 32, 64, 128, and the model's is 80"),
+        ({"state_size": 24}, "a state_size of 16, 64, 128, 256, and the model's is 24"),
+        ({"d_model": 96}, "widths that are multiples of 64, and the model's is 96"),
     ],
 )
-def test_models_that_the_kernels_do_not_take(tmp_path: Path, sizes: dict[str, int], reason: str) -> None:
+def test_models_that_the_kernels_do_not_take(tmp_path: Path, sizes: dict[str, int], reason: str, caplog: pytest.LogCaptureFixture) -> None:
+    """They run on PyTorch, and the log says why."""
     folder = tiny_checkpoint(tmp_path, tokenizer=True, **sizes)
-    assert chosen(folder, H200).backend == "torch"
+    with caplog.at_level(logging.INFO, "longscan"):
+        assert chosen(folder, H200).backend == "torch"
+    assert caplog.messages == [f"backend torch (the kernels take {reason}), bfloat16 on cuda: NVIDIA H200"]
     with pytest.raises(ConfigError, match=reason):
         chosen(folder, H200, engine__backend="cutile")
 
@@ -163,6 +167,12 @@ def test_spans_are_for_few_documents_and_for_those_who_ask(folder: Path, geometr
     assert spans(narrow, 100, engine__spans=True) == 32
     assert spans(narrow, 1, engine__spans=False) is None
     assert spans(narrow, 1, on_torch, engine__spans=True) is None
+    # A run that goes on has the form that it began with, on whatever it goes on.
+    began = [{"engine": {"span_tiles": tiles}} for tiles in (32, None)]
+    config = job(folder)
+    for documents in (1, 100):
+        assert [choose_spans(config, narrow, on_cutile, gpu, documents, before) for before in began] == [32, None]
+    assert choose_spans(job(folder, engine__spans=False), narrow, on_cutile, gpu, 1, began[0]) is None
 
 
 def test_a_prompt_takes_slots_of_the_states(folder: Path, geometry: Mamba2Geometry) -> None:
