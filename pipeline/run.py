@@ -38,6 +38,7 @@ from longscan.pipeline.plan.resolve import (
     choose_spans,
     look_at_device,
     model_facts,
+    narrower_products,
     pinned,
     tokenizer_of,
 )
@@ -143,6 +144,8 @@ def prepare(config: JobConfig) -> Prepared:
     settled = replace(config, model=replace(config.model, dtype=choice.dtype, add_bos=choice.context_id is not None))
     # What was found fastest on a GPU can change the last bits.
     versions = {"longscan": version("longscan"), **({"tuning": tuning.version()} if choice.backend == "cutile" else {})}
+    if (products := narrower_products(choice.backend, choice.device)) is not None:
+        versions["products"] = products
     model_of = model_facts(config, choice, tokenizer)
     states = None if earlier is None else fingerprint(earlier)
     on = (choice.device, choice.backend, spans)

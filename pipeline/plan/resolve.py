@@ -147,7 +147,8 @@ def choose(config: JobConfig, folder: str, geometry: Mamba2Geometry, tokenizer: 
         raise ConfigError(f"engine.backend=cutile: {reason}. Use engine.backend=auto, or torch, which runs anywhere")
     backend: Backend = "torch" if config.engine.backend == "torch" or reason else "cutile"
     why = "as asked" if config.engine.backend != "auto" else reason or f"{device.name} runs it"
-    log.info("backend %s (%s), %s on %s", backend, why, dtype, f"{device.kind}: {device.name}")
+    products = f", products in {found}" if (found := narrower_products(backend, device.kind)) else ""
+    log.info("backend %s (%s), %s on %s%s", backend, why, dtype, f"{device.kind}: {device.name}", products)
     if config.task.scores and not geometry.has_head:
         raise ModelError(
             f"model.path: task={config.task.name} needs a model with an output projection, and {folder} has none; use task=embed"
@@ -188,6 +189,12 @@ def _no_cutile(geometry: Mamba2Geometry, dtype: str, device: Device) -> str | No
     if geometry.d_model % TILE or geometry.inner // geometry.num_groups % 16:
         return f"the kernels take widths that are multiples of {TILE}, and the model's is {geometry.d_model}"
     return None
+
+
+def narrower_products(backend: Backend, device: str) -> str | None:
+    """TF32, where PyTorch was asked to have a GPU multiply fp32 in it (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE); longscan itself never does."""
+    asked = backend == "torch" and device == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    return "TF32" if asked else None
 
 
 def choose_spans(

@@ -14,6 +14,7 @@ from longscan.jobs.run import main
 from longscan.pipeline import run
 from longscan.pipeline.commit.lock import RunLock
 from longscan.pipeline.output.folder import open_output
+from longscan.pipeline.plan.fingerprint import explain_difference
 from longscan.pipeline.plan.resolve import Device, look_at_device
 from longscan.pipeline.storage.location import locate
 from tiny_jobs import rows, snapshot, success, texts, unfinish, words, write_input
@@ -135,6 +136,13 @@ class TestAnotherDevice:
                 output.start(run._plan(first))
             assert prepared(other).facts == first.facts
             assert form(prepared(other, "output.overwrite=true")) != form(first), "a run that is replaced says nothing of the new one"
+
+    def test_products_in_tf32_are_another_run(self, model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(run, "look_at_device", lambda _: Device("cuda", "a GPU", 1 << 34, (9, 0)))
+        config = compose_job(words(model, source, tmp_path / "out", "cluster=inprocess", "model.dtype=float32"))
+        plain = run.prepare(config).facts
+        monkeypatch.setattr("torch.get_float32_matmul_precision", lambda: "high")
+        assert explain_difference(plain, run.prepare(config).facts) == ['versions.products: not set -> "TF32"']
 
 
 class TestWhatARunSaysOfItself:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from emulator import runtime
+from longscan.kernels.bench.measure import peak_bytes
 from longscan.kernels.checks import Backend
 from longscan.kernels.logprob import UNWANTED, logprob, reference
-from longscan.kernels.logprob.cases import CASES, Case, Inputs, make
+from longscan.kernels.logprob.cases import BENCHMARKS, CASES, Case, Inputs, make
 from threads import torch_threads
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 def truth(inputs: Inputs) -> torch.Tensor:
@@ -49,6 +54,40 @@ def test_in_pytorch_on_a_gpu(case: Case, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("case", [case for case in CASES if case.width % 64 == 0], ids=lambda case: case.name)
 def test_on_cuda_tile(case: Case) -> None:
     check(case, torch.bfloat16, "cuda", "cutile", atol=1e-4)
+
+
+MOST_BYTES = 256e6
+"""Beyond the inputs, where the logits of the benchmark's rows would take six gigabytes."""
+
+
+class Made(TorchDispatchMode):
+    """Counts the bytes of all that operators return."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        self.num_bytes += sum(tensor.nbytes for tensor in tree_leaves(made) if isinstance(tensor, torch.Tensor))
+        return made
+
+
+@pytest.mark.parametrize("case", BENCHMARKS, ids=lambda case: case.name)
+def test_nothing_of_the_size_of_logits_is_made_for_the_kernel(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = runtime.load("logprob")
+    launched: list[object] = []
+    monkeypatch.setattr(kernels.ct, "launch", lambda *given: launched.append(given))
+    hidden_TD, weight_VD = (torch.empty(rows, case.width, dtype=torch.bfloat16, device="meta") for rows in (case.rows, case.vocabulary))
+    targets_T = torch.empty(case.rows, dtype=torch.int64, device="meta")
+    with Made() as made:
+        kernels.logprob(hidden_TD, weight_VD, targets_T)
+    assert len(launched) == 1
+    assert 0 < made.num_bytes < MOST_BYTES
+
+
+@pytest.mark.gpu
+def test_memory_beyond_the_inputs_on_a_gpu() -> None:
+    inputs = make(BENCHMARKS[1], "cuda", torch.bfloat16)
+    assert peak_bytes(lambda: logprob(inputs.hidden_TD, inputs.weight_VD, inputs.targets_T, backend="cutile")) < MOST_BYTES
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

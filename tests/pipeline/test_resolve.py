@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from longscan.pipeline.plan.resolve import (
     choose_spans,
     look_at_device,
     model_facts,
+    narrower_products,
     tokenizer_of,
 )
 from longscan.pipeline.read.sample import Sample
@@ -72,6 +74,31 @@ def test_automatic_choices(folder: Path, caplog: pytest.LogCaptureFixture) -> No
         "backend torch (there is no CUDA GPU that torch can use), float32 on cpu: x86_64",
         "backend cutile (NVIDIA H200 runs it), bfloat16 on cuda: NVIDIA H200",
     ]
+
+
+@pytest.fixture
+def tf32() -> Iterator[None]:
+    """As TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 has it."""
+    assert torch.get_float32_matmul_precision() == "highest", "nobody has asked for less"
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.usefixtures("tf32")
+def test_tf32_is_for_those_who_ask_pytorch_for_it_and_is_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "longscan"):
+        for device, dtype in ((H200, "float32"), (H200, "bfloat16"), (CPU, "float32")):
+            chosen(folder, device, model__dtype=dtype)
+    assert [message.endswith(", products in TF32") for message in caplog.messages] == [True, False, False]
+    assert narrower_products("torch", "cuda") == "TF32"
+
+
+def test_fp32_is_multiplied_in_fp32(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "longscan"):
+        assert chosen(folder, H200, model__dtype="float32").backend == "torch"
+    assert caplog.messages[0].endswith("float32 on cuda: NVIDIA H200")
+    assert narrower_products("torch", "cuda") is None
 
 
 @pytest.mark.parametrize(
