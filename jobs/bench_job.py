@@ -25,6 +25,7 @@ from typing import Any
 from longscan.jobs.command import DEMO_MODEL
 from longscan.pipeline.config import DEMO
 from longscan.pipeline.errors import ConfigError
+from longscan.pipeline.wording import plural
 
 STEP_TOKENS, LANES = 65536, 256
 """Of the sleeping device, as on an H200."""
@@ -45,11 +46,13 @@ class JobRecord:
     tokens: int
     longest: int
     cores: int
+    """Of a worker."""
     workers: int
+    """That had something to do."""
     device: str
     backend: str
     seconds: float
-    """Of the workers, from when their models were loaded to the last commit; with several workers their mean."""
+    """From when a worker's model was loaded to its last commit; with several workers the longest time of one."""
     whole_seconds: float
     """Of everything, planning and loading too."""
     tokens_per_second: float
@@ -80,7 +83,7 @@ class JobRecord:
     def lines(self) -> Iterator[str]:
         """For people."""
         yield f"{self.lengths}, task={self.task}: {self.documents} documents, {self.tokens} tokens, the longest {self.longest}"
-        yield f"{self.workers} worker(s) on {self.cores} cores, {self.device}, {self.backend}"
+        yield f"{plural(self.workers, 'worker')} with {plural(self.cores, 'core')} each, {self.device}, {self.backend}"
         yield f"job      {self.tokens_per_second:12,.0f} tokens/s in {self.seconds:.2f} s; {self.whole_seconds:.2f} s from start to end"
         yield f"model    {self.model_tokens_per_second:12,.0f} tokens/s alone; the job has {self.share_of_model:.1%} of it"
         yield f"device   computed {self.device_share:.1%} of the time; {self.waste:.2%} of its rows held no token,"
@@ -169,8 +172,7 @@ def _peers(options: argparse.Namespace, corpus: Path, out: Path, choice: Any, ra
 
 def _record(options: argparse.Namespace, corpus: Any, metrics: dict[str, Any], watch: Watch, model: float) -> JobRecord:
     stages = {name: metrics["stages"][name] for name in STAGES if name in metrics["stages"]}
-    workers = metrics["workers"]["most"]
-    seconds = metrics["worker_seconds"] / workers
+    workers, seconds = metrics["workers_at_work"], metrics["longest_worker_seconds"]
     tokens = metrics["tokens"]
     apart = options.fake_rate or metrics["device"] == "cuda"
     staged = sum(cost["cpu_seconds"] for name, cost in stages.items() if apart or name != "launch")

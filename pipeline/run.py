@@ -270,6 +270,7 @@ def _run_shards(
             for result in results:
                 output.check(now=metrics.due)
                 if result.index not in left and result.report is not None:
+                    metrics.spend(result.usage)  # what its worker did since the one before, for other shards
                     continue  # of a chain that goes on: done by an earlier start
                 ended.append(result)
                 metrics.add(result, progress.computed_tokens)

@@ -49,6 +49,7 @@ class Metrics:
         self._file, self._start, self._about, self._clock = place / RUN / "metrics.json", start, about, clock
         self._done, self._num_shards = list(done), num_shards
         self._results: list[Result] = []
+        self._usage = Usage()
         self._before = self._earlier()
         self._began = self._written = clock()
 
@@ -64,8 +65,14 @@ class Metrics:
     def add(self, result: Result, computed_tokens: int) -> None:
         """A shard has ended. computed_tokens: that went through the model in this start so far."""
         self._results.append(result)
+        self.spend(result.usage)
         if self.due:
             self.write(computed_tokens)
+
+    def spend(self, usage: Usage | None) -> None:
+        """What a worker has done, whatever came of it."""
+        if usage is not None:
+            self._usage = self._usage.plus(usage)
 
     def write(self, computed_tokens: int) -> None:
         """Never raises: numbers that cannot be written are told of, and end nothing."""
@@ -77,9 +84,8 @@ class Metrics:
             log.warning("the run's metrics cannot be written: %s", error)
 
     def _content(self, computed_tokens: int) -> dict[str, Any]:
-        seconds = self.seconds
+        seconds, usage = self.seconds, self._usage
         reports = [result.report for result in self._results if result.report is not None]
-        usage = reduce(Usage.plus, (result.usage for result in self._results if result.usage is not None), Usage())
         tokens = sum(report.num_tokens - report.carried.continued_tokens for report in reports)
         mine = {"seconds": seconds, "computed_tokens": computed_tokens}
         everything = [*self._done, *reports]
@@ -91,7 +97,9 @@ class Metrics:
             "tokens_per_second": round(tokens / seconds, 1) if seconds else None,
             **self._about,
             "carries": _carried(reports),
+            "workers_at_work": usage.workers,
             "worker_seconds": round(usage.seconds, 3),
+            "longest_worker_seconds": round(usage.longest, 3),
             "steps": usage.steps.steps,
             "waste": round(usage.steps.waste, 4),
             "alignment_waste": round(usage.steps.alignment_waste, 4),

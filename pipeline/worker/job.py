@@ -28,14 +28,25 @@ class Usage:
     """Of one worker, or the sum of several's."""
     steps: StepTotals = field(default_factory=StepTotals)
     costs: Costs = field(default_factory=dict)
+    workers: int = 0
+    """Whose first result is among these."""
+    longest: float = 0.0
+    """Seconds, since it was built, of the worker that is at work for the longest time."""
 
     def plus(self, other: Usage) -> Usage:
-        return Usage(self.seconds + other.seconds, self.steps.plus(other.steps), add_costs(self.costs, other.costs))
+        return Usage(
+            self.seconds + other.seconds,
+            self.steps.plus(other.steps),
+            add_costs(self.costs, other.costs),
+            self.workers + other.workers,
+            max(self.longest, other.longest),
+        )
 
     def minus(self, other: Usage) -> Usage:
         """What came since `other`, an earlier one of the same worker."""
         back = {stage: Cost(-cost.cpu, -cost.wall) for stage, cost in other.costs.items()}
-        return Usage(self.seconds - other.seconds, self.steps.minus(other.steps), add_costs(self.costs, back))
+        steps, costs = self.steps.minus(other.steps), add_costs(self.costs, back)
+        return Usage(self.seconds - other.seconds, steps, costs, self.workers - other.workers, self.longest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,8 @@ class Worker:
     def _usage(self) -> Usage:
         """What has been done since the last call."""
         with self._telling:
-            now = Usage(time.monotonic() - self._began, self.tools.engine.totals, self.tools.meter.costs())
+            seconds = time.monotonic() - self._began
+            now = Usage(seconds, self.tools.engine.totals, self.tools.meter.costs(), workers=1, longest=seconds)
             before, self._told = self._told, now
         return now.minus(before)
 

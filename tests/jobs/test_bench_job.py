@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import pytest
 from fakes import tiny_checkpoint
 from longscan.jobs import bench_fake
 from longscan.jobs.bench import main
-from longscan.jobs.bench_corpus import LENGTHS, lengths_of, make_corpus
+from longscan.jobs.bench_corpus import LENGTHS, Corpus, lengths_of, make_corpus
 from longscan.jobs.bench_fake import Moment, SleepingModel
+from longscan.jobs.bench_job import Watch, _record
 from longscan.jobs.command import DEMO_MODEL
 from longscan.kernels.segments import Entry, Segments
 from longscan.pipeline.tokenize import load_tokenizer
@@ -96,6 +98,26 @@ def test_a_job_on_the_sleeping_device_says_where_its_time_went(tmp_path: Path, c
     written = table(tmp_path / "kept" / "out", "documents")
     assert written.num_rows == 400
     assert sum(written["num_tokens"].to_pylist()) == record["tokens"]
+
+
+def test_a_worker_without_work_makes_no_job_faster() -> None:
+    """One giant on a pool of four: the others have nothing to do."""
+    device = {"cpu_seconds": 0.0, "seconds": 10.0}
+    metrics = {
+        "tokens": 1000,
+        "device": "cuda",
+        "backend": "cutile",
+        "workers": {"least": 4, "most": 4, "cores": 2, "gpus": 1.0},
+        "workers_at_work": 1,
+        "worker_seconds": 10.0,
+        "longest_worker_seconds": 10.0,
+        "waste": 0.0,
+        "alignment_waste": 0.0,
+        "stages": {"device": device},
+    }
+    options = argparse.Namespace(lengths="giant", task="embed", fake_rate=0.0, cluster="local")
+    record = _record(options, Corpus(Path("c.parquet"), 1, 1000, 1000), metrics, Watch(), 100.0)
+    assert (record.workers, record.tokens_per_second, record.share_of_model, record.device_share) == (1, 100.0, 1.0, 1.0)
 
 
 def test_a_job_with_a_real_model_is_held_against_it(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from longscan.pipeline.errors import OutputError
 from longscan.pipeline.output.metrics import WRITE_S, Metrics
 from longscan.pipeline.shards import Carried, ShardReport
 from longscan.pipeline.storage.location import locate
-from longscan.pipeline.worker.job import Result
+from longscan.pipeline.worker.job import Result, Usage
 
 
 class Clock:
@@ -64,6 +64,17 @@ def test_a_start_and_all_starts(tmp_path: Path) -> None:
     assert run["carries"]["recomputed_tokens"] == 16
     assert run["carries"]["most_recomputed_tokens"] == 7, "the most of one document, no sum"
     assert found["carries"]["recomputed_tokens"] == 9
+
+
+def test_workers_are_those_that_did_something_and_the_longest_at_it_is_known(tmp_path: Path) -> None:
+    """Each tells what came since its result before: after 10 and 12 seconds one of them, after 4 the other."""
+    metrics = start(tmp_path, 1, Clock())
+    one, later, other = (Usage(seconds, workers=1, longest=seconds) for seconds in (10.0, 12.0, 4.0))
+    for index, usage in enumerate((one.minus(Usage()), other.minus(Usage()), later.minus(one))):
+        metrics.add(Result(index, report(index, 100), usage=usage), 0)
+    metrics.write(0)
+    found = read(tmp_path)
+    assert (found["workers_at_work"], found["worker_seconds"], found["longest_worker_seconds"]) == (2, 16.0, 12.0)
 
 
 def test_a_start_that_is_killed_has_left_what_it_did_some_seconds_ago(tmp_path: Path) -> None:

@@ -112,6 +112,9 @@ def test_on_ray_on_this_machine(alone: Path, model: Path, source: Path, tmp_path
     workers = {json.loads(path.read_text())["pid"] for path in attempts(tmp_path / "out")}
     assert 1 <= len(workers) <= 2, "a worker that is ready late finds nothing left"
     assert os.getpid() not in workers
+    said = json.loads((tmp_path / "out" / "_run" / "metrics.json").read_text())
+    assert said["workers_at_work"] == len(workers)
+    assert said["worker_seconds"] / len(workers) <= said["longest_worker_seconds"] <= said["worker_seconds"]
     assert "12 of 12 shards, 23 documents, 1 error" in capsys.readouterr().err
 
 
@@ -332,6 +335,32 @@ class TestInThisProcess:
         assert main(job(model, whole, tmp_path / "out", "cluster=inprocess")) == 0
         assert success(tmp_path / "out")["shards"] > 4
         assert_same(tmp_path / "out", alone)
+
+    def test_the_longest_documents_begin_first(self, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A row group each, the giant's the last: its shard is the first that a worker gets."""
+        from longscan.pipeline import run as module
+
+        single = write_input(tmp_path / "in.parquet", [*texts(8), "a" * 20_000], row_group=1)
+        given: list[int] = []
+        start = module._in_process
+
+        def noted(job: Any, workers: Any, chains: Any, progress: Any) -> Any:
+            given.extend(shard.index for chain in chains for shard in chain)
+            return start(job, workers, chains, progress)
+
+        monkeypatch.setattr(module, "_in_process", noted)
+        assert main([*job(model, single, tmp_path / "out", "cluster=inprocess"), "output.shard_tokens=64"]) == 0
+        assert len(given) > 4
+        assert given[0] == max(given)
+
+    def test_what_a_worker_did_is_told_by_a_shard_of_its_chain_that_was_done_before(self, model: Path, tmp_path: Path) -> None:
+        whole = write_input(tmp_path / "in.parquet", [*(text * 3 for text in texts(23)), None])
+        command = job(model, whole, tmp_path / "out", "cluster=inprocess")
+        assert main(command) == 0
+        unfinish(tmp_path / "out", success(tmp_path / "out")["shards"] - 1)
+        assert main(command) == 0
+        said = json.loads((tmp_path / "out" / "_run" / "metrics.json").read_text())
+        assert (said["shards"], said["workers_at_work"]) == (1, 1)
 
     def test_a_finished_shard_of_a_chain_that_cannot_be_looked_up_is_told_of(
         self, alone: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
