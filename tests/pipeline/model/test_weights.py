@@ -105,6 +105,13 @@ def test_a_tied_head_in_the_files_must_be_the_embedding(tmp_path: Path) -> None:
         load(folder)
 
 
+def test_large_weights_whose_sum_is_infinite_are_no_error(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path)
+    large = torch.tensor([3e38, 3e38, -1.0, 0.0])
+    edit(folder, **{"backbone.layers.1.mixer.D": large})
+    assert torch.equal(load(folder)["layers.1.D"], large)
+
+
 def test_one_error_lists_all_tensors_that_are_wrong(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, tied=False)
     edit(
@@ -130,10 +137,10 @@ def test_one_error_lists_all_tensors_that_are_wrong(tmp_path: Path) -> None:
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_weights_that_are_not_finite_are_told(tmp_path: Path, value: float) -> None:
+@pytest.mark.parametrize("values", [(1.0, torch.nan), (1.0, torch.inf), (-torch.inf, torch.inf)])
+def test_weights_that_are_not_finite_are_told(tmp_path: Path, values: tuple[float, float]) -> None:
     folder = tiny_checkpoint(tmp_path)
-    edit(folder, **{"backbone.layers.1.mixer.D": torch.tensor([1.0, value, 1.0, 1.0])})
+    edit(folder, **{"backbone.layers.1.mixer.D": torch.tensor([1.0, *values, 1.0])})
     with pytest.raises(ModelError, match=r"found NaN or infinity in backbone.layers.1.mixer.D \(model.safetensors\)"):
         load(folder)
 
