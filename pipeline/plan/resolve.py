@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 GPU_STEP_TOKENS = 65536
 CPU_STEP_TOKENS = 8192
 MAX_LANES = 256
+LEAST_SHARD = 1 << 20
+"""Tokens."""
 STATE_SHARE = 0.25
 """Of the device's memory, for the tables of states."""
 MIN_CAPABILITY = (8, 0)
@@ -240,8 +242,10 @@ def choose_sizes(
         lanes = max(1, min(MAX_LANES, int(STATE_SHARE * device.num_bytes) // geometry.state_bytes(4) - beside))
     shard = config.output.shard_tokens
     if shard == "auto":
-        # A few shards a worker, so that the last ones even out, and none so small that its files are all overhead.
-        shard = min(1 << 26, max(1 << 20, estimated_tokens // (8 * workers)))
+        # A few shards a worker, so that the last ones even out, and none so small that its files are all overhead. A worker has
+        # several in hand at once: where there are few, whoever is ready first takes them all, and on a CPU one takes a minute.
+        least = LEAST_SHARD if workers == 1 or device.kind == "cuda" else LEAST_SHARD // 8
+        shard = min(1 << 26, max(least, estimated_tokens // (8 * workers)))
     check_sizes(lanes=int(lanes), step_tokens=int(step), segment_tokens=engine.segment_tokens)
     if device.kind == "cuda":
         _check_reach("engine.step_tokens", int(step), geometry.channels)

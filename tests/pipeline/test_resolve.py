@@ -171,6 +171,14 @@ def test_automatic_sizes(folder: Path, geometry: Mamba2Geometry, device: Device)
     assert lanes * large.state_bytes(4) < device.num_bytes / 2
 
 
+@pytest.mark.parametrize(("device", "workers", "shard"), [(CPU, 4, 1 << 18), (CPU, 100, 1 << 17), (CPU, 1, 1 << 20), (H200, 4, 1 << 20)])
+def test_a_small_input_is_shared_by_workers_that_take_long_for_it(
+    folder: Path, geometry: Mamba2Geometry, device: Device, workers: int, shard: int
+) -> None:
+    """Eight million tokens: a worker has four shards in hand, so that eight of them would be for two workers alone."""
+    assert choose_sizes(job(folder), geometry, device, 1 << 23, workers).shard_tokens == shard
+
+
 def test_steps_fill_the_gpu_with_whole_segments(folder: Path, geometry: Mamba2Geometry) -> None:
     gpu = replace(H200, processors=132)
     steps = {
