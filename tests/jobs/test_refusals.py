@@ -145,6 +145,23 @@ class TestAnotherDevice:
         assert explain_difference(plain, run.prepare(config).facts) == ['versions.products: not set -> "TF32"']
 
 
+def test_automatic_sizes_are_those_of_the_first_start(model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come from its device's memory, and stand in the plan; lanes alone may be set for a run that has begun."""
+    out = tmp_path / "out"
+    fixed = words(model, source, out, "output.shard_tokens=100", "cluster=inprocess")
+    job = [word for word in fixed if not word.startswith(("engine.lanes", "engine.step_tokens"))]
+    assert main(job) == 0
+    first = metrics(out)["sizes"]
+    assert first["lanes"] > 2
+    assert json.loads((out / "_run" / "plan.json").read_bytes())["sizes"] == first
+    here = look_at_device(use_gpu=False)
+    monkeypatch.setattr(run, "look_at_device", lambda _: replace(here, num_bytes=1))
+    for more, lanes in ((), first["lanes"]), (("engine.lanes=2",), 2):
+        unfinish(out, 1)
+        assert main([*job, *more]) == 0
+        assert metrics(out)["sizes"] == first | {"lanes": lanes}
+
+
 class TestWhatARunSaysOfItself:
     def test_its_metrics_are_those_of_the_last_start(self, model: Path, source: Path, tmp_path: Path) -> None:
         out, job = tmp_path / "out", words(model, source, tmp_path / "out", "output.shard_tokens=100", "cluster=inprocess")

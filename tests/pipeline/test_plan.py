@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,6 +129,33 @@ def test_ten_thousand_shards_at_most() -> None:
     plan = make_plan([source("x.parquet", *[(1, 4000)] * 30_000)], shard_tokens=1000)
     assert 5000 <= len(plan.shards) <= 10_000
     assert plan.shard_tokens > 1000
+
+
+PLANNED = """
+import re
+from pathlib import Path
+import longscan.pipeline.run
+from longscan.pipeline.plan.planner import Plan, make_plan
+from longscan.pipeline.plan.tail import longest_first
+from longscan.pipeline.shards import RowGroup, SourceFile
+files = []
+for n in range(20_000):
+    groups = tuple(RowGroup(100, 20_000_000 + group) for group in range(50))
+    files.append(SourceFile(f"/data/corpus/part-{n:05d}.parquet", f"part-{n:05d}.parquet", 1 << 30, f"etag:{n}", groups))
+text = make_plan(files, shard_tokens=1 << 26).to_json()
+chains = longest_first(Plan.from_json(text, files).chains())
+# Not getrusage: its peak begins with that of the process that forked this one.
+print(len(chains), int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024)
+"""
+
+
+@pytest.mark.slow
+def test_a_plan_of_a_million_row_groups_takes_less_than_a_gigabyte() -> None:
+    """Five tera tokens in 20,000 files: planned, written and read back, beside all that a run's driver imports."""
+    done = subprocess.run([sys.executable, "-c", PLANNED], capture_output=True, text=True, check=True)
+    shards, peak = map(int, done.stdout.split())
+    assert 5000 <= shards <= 10_000
+    assert peak < 1_000_000_000
 
 
 def test_row_groups_are_gathered_and_giant_ones_cut() -> None:
