@@ -83,7 +83,8 @@ class JobRecord:
     def lines(self) -> Iterator[str]:
         """For people."""
         yield f"{self.lengths}, task={self.task}: {self.documents} documents, {self.tokens} tokens, the longest {self.longest}"
-        yield f"{plural(self.workers, 'worker')} with {plural(self.cores, 'core')} each, {self.device}, {self.backend}"
+        each = " each" if self.workers > 1 else ""
+        yield f"{plural(self.workers, 'worker')} with {plural(self.cores, 'core')}{each}, {self.device}, {self.backend}"
         yield f"job      {self.tokens_per_second:12,.0f} tokens/s in {self.seconds:.2f} s; {self.whole_seconds:.2f} s from start to end"
         yield f"model    {self.model_tokens_per_second:12,.0f} tokens/s alone; the job has {self.share_of_model:.1%} of it"
         yield f"device   computed {self.device_share:.1%} of the time; {self.waste:.2%} of its rows held no token,"

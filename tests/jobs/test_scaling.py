@@ -12,9 +12,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own, on import and at
 
 RATE = 100_000
 """Tokens a second of each device, so that two cores can feed four."""
-SECONDS = 12
-SHARE = 0.85
-"""Of what all devices could do: a worker's first and last step are not full."""
+SECONDS = 20
+SHARD_TOKENS = 200_000
+"""Some ten a worker: it has four in hand."""
+SHARE = 0.8
+"""Of what all devices could do: a worker's first and last step are not full, and workers do not begin at once."""
 
 
 @pytest.mark.slow
@@ -25,6 +27,7 @@ def test_throughput_grows_with_the_workers() -> None:
         add_arguments(parser)
         words = ["--lengths", "constant:4000", "--tokens", str(workers * RATE * SECONDS), "--fake-rate", str(RATE)]
         words += ["--cluster", "local", "--model", str(DEMO_MODEL)]
-        record = bench_job(parser.parse_args([*words, "--keys", f"cluster.workers={workers}", "cluster.cpus_per_worker=1"]))
+        words += ["--keys", f"cluster.workers={workers}", "cluster.cpus_per_worker=1", f"output.shard_tokens={SHARD_TOKENS}"]
+        record = bench_job(parser.parse_args(words))
         assert record.workers == workers
         assert SHARE * workers * RATE < record.tokens_per_second < workers * RATE
