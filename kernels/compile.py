@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -171,10 +172,14 @@ def compile_launch(launch: Launch, arch: str) -> Report:
 
 
 def compile_all(archs: Sequence[str] = ARCHITECTURES, operators: Sequence[str] = OPERATORS, *, full: bool = False) -> Iterator[Report]:
-    """A report for each kernel, variant and architecture, as they are compiled. Raises what the compiler raises."""
-    for arch in archs:
-        for launch in launches(operators, arch=arch, full=full):
-            yield compile_launch(launch, arch)
+    """A report for each kernel, variant and architecture, in this order, on as many cores as there are. Raises what the compiler raises."""
+    wanted = [(launch, arch) for arch in archs for launch in launches(operators, arch=arch, full=full)]
+    # The compiler is a program of its own, so threads are enough.
+    pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="longscan-compile")
+    try:
+        yield from pool.map(compile_launch, *zip(*wanted, strict=True))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def faults(report: Report, *, full: bool = False) -> list[str]:

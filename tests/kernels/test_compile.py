@@ -9,7 +9,17 @@ import pytest
 import torch
 from longscan.kernels import tuning
 from longscan.kernels.bench.tune import searches
-from longscan.kernels.compile import ARCHITECTURES, PRODUCTS, Launch, compile_launch, faults, launches, missing_tools, signature
+from longscan.kernels.compile import (
+    ARCHITECTURES,
+    PRODUCTS,
+    Launch,
+    compile_all,
+    compile_launch,
+    faults,
+    launches,
+    missing_tools,
+    signature,
+)
 from longscan.kernels.tuning import Setting
 from longscan.kernels.variants import OPERATORS
 
@@ -53,6 +63,14 @@ def test_compiles_for_other_architectures(launch: Launch, arch: str) -> None:
     assert faults(report) == []
     assert report.registers > 0
     assert report.hgmma == 0
+
+
+def test_what_is_compiled_side_by_side_is_what_each_is_alone() -> None:
+    """In the order of architectures and launches, on as many cores as there are."""
+    archs = ["sm_90", "sm_120"]
+    alone = [compile_launch(launch, arch) for arch in archs for launch in launches(["norm"], arch=arch)]
+    assert len({report.variant for report in alone}) > 2
+    assert list(compile_all(archs, ["norm"])) == alone
 
 
 def tried() -> list[Any]:
