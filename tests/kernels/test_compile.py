@@ -66,11 +66,10 @@ def test_compiles_for_other_architectures(launch: Launch, arch: str) -> None:
 
 
 def test_what_is_compiled_side_by_side_is_what_each_is_alone() -> None:
-    """In the order of architectures and launches, on as many cores as there are."""
-    archs = ["sm_90", "sm_120"]
-    alone = [compile_launch(launch, arch) for arch in archs for launch in launches(["norm"], arch=arch)]
+    """In the order of launches, on as many cores as there are."""
+    alone = [compile_launch(launch, "sm_90") for launch in launches(["norm"], arch="sm_90")]
     assert len({report.variant for report in alone}) > 2
-    assert list(compile_all(archs, ["norm"])) == alone
+    assert list(compile_all(["sm_90"], ["norm"])) == alone
 
 
 def tried() -> list[Any]:
