@@ -59,7 +59,7 @@ def _tune(options: argparse.Namespace) -> list[str]:
 
 
 def _widths(options: argparse.Namespace) -> list[str]:
-    from longscan.jobs.benchmark.products import bench_widths
+    from longscan.jobs.benchmark.widths import bench_widths
 
     return bench_widths(options.shape, commit=options.commit)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ class Search:
     case: Callable[[], Case]
     model: str = ""
     """Whose shape it is, as the cases name it."""
+    beside: Mapping[str, Setting] = field(default_factory=dict)
+    """Settings of other kernels meanwhile, without which this one might not be launched at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,9 @@ def _ssd_searches(latest: _Latest) -> Iterator[Search]:
                 (shape, load),
                 lambda s=shape, load=load: ssd.cases([s], loads=lambda s: [ssd.loads(s)[load]]),  # type: ignore[misc]
             )
-            yield Search(f"ssd.{kernel}", where, candidates, make, shape.name)
+            # Both in one launch, neither would be launched by itself.
+            beside = {"ssd.prepare": Setting()} if kernel in ("time_steps", "products") else {}
+            yield Search(f"ssd.{kernel}", where, candidates, make, shape.name, beside)
 
 
 def _rows(width: int) -> list[Setting]:
@@ -169,8 +174,15 @@ def _of_models(shapes: Sequence[Any]) -> list[Any]:
 def tune(search: Search, timer: Timer) -> Found:
     """Try every candidate, and what the table has now.
 
-    Raises NotTunable where the kernel is launched as it is written whatever its setting says.
+    Raises NotTunable where the kernel is launched as it is written whatever its setting says, or is not launched.
     """
+    with ExitStack() as meanwhile:
+        for name, setting in search.beside.items():
+            meanwhile.enter_context(tuning.trying(name, setting))
+        return _tune(search, timer)
+
+
+def _tune(search: Search, timer: Timer) -> Found:
     ours = search.case().ours
     current = tuning.setting(search.name, **search.where)
     candidates = [*search.candidates, *([] if current in (Setting(), *search.candidates) else [current])]
@@ -203,7 +215,7 @@ def tune(search: Search, timer: Timer) -> Found:
 
 
 def _in_turns(name: str, call: Callable[[], object], setting: Setting, timer: Timer) -> tuple[float, float]:
-    """Milliseconds as it is written, and with `setting`: the best of many looks better than it is, and who came first was cool."""
+    """Milliseconds as it is written, and with `setting`: the best of many looks better than it is, and the GPU was not as warm for all."""
 
     def of(candidate: Setting) -> Callable[[], object]:
         def run() -> object:

@@ -1,11 +1,11 @@
 """The product by cuBLASLt with a tile of our own choice: what cuBLAS takes of itself is not always the fastest that it has.
 
 At mamba2-130m's shape the product that is added to the stream takes 0.268 ms with cuBLAS's own choice (256 x 128, one block on an
-SM, which waits while it reads and writes the stream) and 0.224 with tiles of 128 x 128, two of which share an SM. PyTorch asks for no
+SM, which waits while it reads and writes the stream) and 0.224 with tiles of 128 x 128, two of which share an SM. PyTorch leaves no
 choice, so this speaks to the library that PyTorch has loaded, through its C interface (cublasLt.h of CUDA 12 and 13).
 
 The tile comes from the tuning table, by shape and architecture, and the first that cuBLAS proposes with it is taken: so every
-worker on such a GPU takes the same, and its bits are the same. Where there is none, PyTorch's product runs.
+worker with such a GPU and the same cuBLAS takes the same, and its bits are the same. Where there is none, PyTorch's product runs.
 """
 
 from __future__ import annotations

@@ -400,19 +400,16 @@ def _before_scan(
     """Launch what the scan takes of each tile, in one launch or two. raw: time steps, biases, decay rates, and where vectors go."""
     (H, G, P, N), s, stream = shape.values(), segments, torch.cuda.current_stream()
     of_entries = (s.tile_entry, s.first_tile, s.num_tokens)
-    # All are asked for, whichever is launched: so tuning finds each of them, whatever the table says of the others.
-    joined = setting("ssd.prepare", **shape).sizes.get("JOINED", 0)
-    blocks = setting("ssd.time_steps", **shape).sizes.get("BLOCKS", 1)
-    of_a_tile = tuned(products, "ssd.products", **shape)
-    if joined:
+    if setting("ssd.prepare", **shape).sizes.get("JOINED", 0):
         block = min(HEADS_A_BLOCK, H // G & -(H // G))
         arguments = (*raw, B_TX, C_TX, cb_RQ, y_TI, *of_entries, *dt_limit, block, H // G, N, P)
         ct.launch(stream, (s.num_tiles, G), tuned(prepare, "ssd.prepare", **shape), arguments)
     else:
         block = min(HEADS_A_BLOCK, H & -H)
-        several = math.gcd(H // block, blocks)
+        several = math.gcd(H // block, setting("ssd.time_steps", **shape).sizes.get("BLOCKS", 1))
         arguments = (*raw, *of_entries, *dt_limit, block, several)
         ct.launch(stream, (s.num_tiles, H // block // several), tuned(time_steps, "ssd.time_steps", **shape), arguments)
+        of_a_tile = tuned(products, "ssd.products", **shape)
         ct.launch(stream, (s.num_tiles, G), of_a_tile, (B_TX, C_TX, cb_RQ, y_TI, s.tile_entry, H // G, N, P))
 
 

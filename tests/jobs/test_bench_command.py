@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from longscan.jobs import bench
-from longscan.jobs.benchmark.products import report_widths
+from longscan.jobs.benchmark.widths import report_widths
 from longscan.kernels import compile as ahead
 from longscan.kernels import tuning
 from longscan.kernels.bench.case import Candidate, Case
@@ -40,7 +40,7 @@ def test_widths_of_a_projection_are_checked_then_timed(capsys: pytest.CaptureFix
 
 def test_a_width_that_is_wrong_has_no_time(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = [Candidate("off", lambda: None, lambda: {"product": 0.5}, 3e-3)]
-    monkeypatch.setattr("longscan.jobs.benchmark.products.candidates", lambda *_, **__: iter(wrong))
+    monkeypatch.setattr("longscan.jobs.benchmark.widths.candidates", lambda *_, **__: iter(wrong))
     assert report_widths("130m", 64, lambda _: 1e-3, device="cpu") == ["130m, off: wrong: more than 0.003, found {'product': 0.5}"]
     assert "off" not in capsys.readouterr().out
 

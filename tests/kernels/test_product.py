@@ -74,7 +74,7 @@ class Library:  # its methods are named as the library's functions
 
     def __init__(self, tiles: tuple[int, ...]) -> None:
         self.tiles = tiles
-        self.asked = self.made = 0
+        self.asked = 0
         self.used: list[int] = []
         self._known: list[Any] = []
 

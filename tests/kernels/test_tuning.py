@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,28 @@ def test_what_was_only_timed_at_a_better_moment_is_not_kept() -> None:
 
 def test_what_is_hardly_faster_leaves_the_kernel_as_it_is_written() -> None:
     assert tune(*search({0: 1.0, 4: 0.995})).setting == Setting()
+
+
+def test_a_kernel_that_another_takes_the_place_of_is_tuned_without_that_one(tables: Path) -> None:
+    """As the launches before the SSD's scan, which the table may join to one."""
+    write(tables, {"joined": {"sm_90": [{"where": {}, "sizes": {"JOINED": 1}}]}})
+    made, timer = search({0: 1.0, 4: 0.5})
+
+    def launch() -> None:
+        if not tuning.setting("conv1d.joined").sizes:
+            made.case().ours.call()
+
+    def check() -> dict[str, float]:
+        return {"y": 0.0} if tuning.setting("conv1d.joined").sizes else dict(made.case().ours.check())
+
+    case = replace(made.case(), ours=Candidate("longscan", launch, check))
+    beside = {"conv1d.joined": Setting()}
+    with tuning.compiling_for("sm_90"):
+        with pytest.raises(NotTunable):
+            tune(replace(made, case=lambda: case), timer)
+        assert tune(replace(made, case=lambda: case, beside=beside), timer).setting == Setting({"occupancy": 4})
+    of_ssd = {one.name: one.beside for one in searches(["ssd"])}
+    assert of_ssd["ssd.time_steps"] == of_ssd["ssd.products"] == {"ssd.prepare": Setting()}
 
 
 def test_a_kernel_that_does_not_ask_cannot_be_tuned() -> None:
