@@ -29,6 +29,8 @@ from longscan.pipeline.wording import plural
 
 STEP_TOKENS, LANES = 65536, 256
 """Of the sleeping device, as on an H200."""
+SEQUENCE_TOKENS = 65536
+"""Of the one sequence that kernels are measured by; a job of one document is held against it as well."""
 SHAPES = ("130m", "2.7b", "7b")
 SAMPLE_S = 0.02
 ALONE_S = {"cpu": 3.0, "cuda": 12.0}
@@ -60,6 +62,8 @@ class JobRecord:
     """Of the model alone behind the job, in full steps (of one document, where the corpus is one), when it has computed for a while;
     for the sleeping device its rate."""
     share_of_model: float
+    sequence_tokens_per_second: float | None
+    """The same of steps of one sequence of 65,536 tokens, where the corpus is one document and the device a GPU; else null."""
     device_share: float
     """Of the workers' seconds, those in which the device computed."""
     waste: float
@@ -87,6 +91,9 @@ class JobRecord:
         yield f"{plural(self.workers, 'worker')} with {plural(self.cores, 'core')}{each}, {self.device}, {self.backend}"
         yield f"job      {self.tokens_per_second:12,.0f} tokens/s in {self.seconds:.2f} s; {self.whole_seconds:.2f} s from start to end"
         yield f"model    {self.model_tokens_per_second:12,.0f} tokens/s alone; the job has {self.share_of_model:.1%} of it"
+        if self.sequence_tokens_per_second is not None:
+            rate = self.sequence_tokens_per_second
+            yield f"sequence {rate:12,.0f} tokens/s of {SEQUENCE_TOKENS} tokens alone; the job has {self.tokens_per_second / rate:.1%} of it"
         yield f"device   computed {self.device_share:.1%} of the time; {self.waste:.2%} of its rows held no token,"
         yield f"         {self.alignment_waste:.2%} of those in tiles with tokens"
         if self.cpu_ns_per_token is not None:
@@ -133,7 +140,7 @@ def bench_job(options: argparse.Namespace, told: Callable[[JobRecord], None] = l
         with _watched() as watch:
             run(config, build=build)
         metrics: dict[str, Any] = json.loads((folder / "out" / "_run" / "metrics.json").read_text())
-        record = _record(options, corpus, metrics, watch, _model_alone(options, prepared.choice, config, metrics, corpus.documents))
+        record = _record(options, corpus, metrics, watch, *_model_alone(options, prepared.choice, config, metrics, corpus.documents))
         told(record)
         for row in _peers(options, corpus.path, folder / "out", prepared.choice, record.tokens_per_second):
             record = replace(record, peers=(*record.peers, row))
@@ -171,7 +178,9 @@ def _peers(options: argparse.Namespace, corpus: Path, out: Path, choice: Any, ra
         yield asdict(row) | {"line": row.line()}
 
 
-def _record(options: argparse.Namespace, corpus: Any, metrics: dict[str, Any], watch: Watch, model: float) -> JobRecord:
+def _record(
+    options: argparse.Namespace, corpus: Any, metrics: dict[str, Any], watch: Watch, model: float, sequence: float | None
+) -> JobRecord:
     stages = {name: metrics["stages"][name] for name in STAGES if name in metrics["stages"]}
     workers, seconds = metrics["workers_at_work"], metrics["longest_worker_seconds"]
     tokens = metrics["tokens"]
@@ -193,6 +202,7 @@ def _record(options: argparse.Namespace, corpus: Any, metrics: dict[str, Any], w
         tokens_per_second=tokens / seconds,
         model_tokens_per_second=model,
         share_of_model=tokens / seconds / (model * workers),
+        sequence_tokens_per_second=sequence,
         device_share=stages.get("device", {"seconds": 0.0})["seconds"] / metrics["worker_seconds"],
         waste=metrics["waste"],
         alignment_waste=metrics["alignment_waste"],
@@ -206,15 +216,22 @@ def _record(options: argparse.Namespace, corpus: Any, metrics: dict[str, Any], w
     )
 
 
-def _model_alone(options: argparse.Namespace, choice: Any, config: Any, metrics: dict[str, Any], documents: int) -> float:
-    """Tokens a second of the model in full steps, on what the job ran on."""
+def _model_alone(
+    options: argparse.Namespace, choice: Any, config: Any, metrics: dict[str, Any], documents: int
+) -> tuple[float, float | None]:
+    """Tokens a second of the model in full steps, and in steps of one sequence where that says something, on what the job ran on."""
     if options.fake_rate:
-        return float(options.fake_rate)
+        return float(options.fake_rate), None
     from longscan.pipeline.plan.dryrun import measure_speed
 
     step, cores = metrics["sizes"]["step_tokens"], metrics["workers"]["cores"]
-    segment = step if documents == 1 and choice.device == "cuda" else config.engine.segment_tokens
-    return measure_speed(choice.folder, None, choice, step, segment, cores, config.task.scores, ALONE_S[choice.device])
+
+    def speed(step: int, segment: int) -> float:
+        return measure_speed(choice.folder, None, choice, step, segment, cores, config.task.scores, ALONE_S[choice.device])
+
+    if documents > 1 or choice.device == "cpu":
+        return speed(step, config.engine.segment_tokens), None
+    return speed(step, step), speed(SEQUENCE_TOKENS, SEQUENCE_TOKENS)
 
 
 class Watch:

@@ -27,6 +27,9 @@ MAX_DOCUMENTS_AHEAD = 1024
 FIRST_PIECES = 2
 """Pieces that are read before the first document is given; twice as many each time from then on, so that a device begins soon."""
 
+FIRST_BATCHES = 16
+"""Calls for as many short texts as are read at once, up to a piece a call."""
+
 
 class DocumentTokenizer:
     """Gives documents to a tokenizer, with `workers` threads that run outside of Python's lock.
@@ -203,7 +206,7 @@ class Ahead:
             else:
                 self._short.append(document)
                 self._short_bytes += text_of(document).nbytes
-                if self._short_bytes >= self._tokenizer.piece_bytes:
+                if self._short_bytes >= min(self._tokenizer.piece_bytes, self._ahead_bytes // FIRST_BATCHES):
                     self._add([])
         self._add([])
 

@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 PIECE_BYTES = 1 << 17
 """The library takes some 170 bytes a byte for as long as it works on a piece: 22 MB for one of this size."""
 
+FIRST_SHARE = 8
+"""A text's first pieces are this part of one, so that a device begins soon; later ones grow with their place in the text."""
+
 LONG_STRETCH = 1 << 24
 """A stretch of the text without a safe cut that is worth a line in the log, in bytes."""
 
@@ -85,7 +88,7 @@ def _character_start(text: memoryview, at: int) -> int:
 
 
 class TextBlocks(Iterator[TokenBlock]):
-    """Blocks of one text. Up to `ahead` pieces are tokenized on `executor` before they are asked for, from the beginning.
+    """Blocks of one text. Up to `ahead` pieces are tokenized on `executor` before they are asked for, the first ones short.
 
     Raises DocumentError where the tokenizer fails on the text.
     """
@@ -154,7 +157,9 @@ class TextBlocks(Iterator[TokenBlock]):
     def _piece_end(self, start: int) -> int:
         if self._settled and start >= self._settled:
             return len(self._text)
-        return find_cut(self._text[: self._settled or None], start, self._tokenizer.cuts, self._piece_bytes)
+        least = max(1, self._piece_bytes // FIRST_SHARE)
+        wanted = min(self._piece_bytes, max(least, start // self._ahead))
+        return find_cut(self._text[: self._settled or None], start, self._tokenizer.cuts, wanted)
 
     def _end(self) -> None:
         """Let go of the text; pieces under way hold their own part."""

@@ -116,8 +116,11 @@ def test_a_worker_without_work_makes_no_job_faster() -> None:
         "stages": {"device": device},
     }
     options = argparse.Namespace(lengths="giant", task="embed", fake_rate=0.0, cluster="local")
-    record = _record(options, Corpus(Path("c.parquet"), 1, 1000, 1000), metrics, Watch(), 100.0)
+    record = _record(options, Corpus(Path("c.parquet"), 1, 1000, 1000), metrics, Watch(), 100.0, 125.0)
     assert (record.workers, record.tokens_per_second, record.share_of_model, record.device_share) == (1, 100.0, 1.0, 1.0)
+    (line,) = (line for line in record.lines() if line.startswith("sequence"))
+    assert "125 tokens/s" in line
+    assert line.endswith("the job has 80.0% of it")
 
 
 def test_a_job_with_a_real_model_is_held_against_it(tmp_path: Path) -> None:
