@@ -25,6 +25,7 @@ from typing import Any
 from longscan.jobs.command import DEMO_MODEL
 from longscan.pipeline.config import DEMO
 from longscan.pipeline.errors import ConfigError
+from longscan.pipeline.meter import BEFORE_FIRST, BETWEEN
 from longscan.pipeline.wording import plural
 
 STEP_TOKENS, LANES = 65536, 256
@@ -66,6 +67,12 @@ class JobRecord:
     """The same of steps of one sequence of 65,536 tokens, where the corpus is one document and the device a GPU; else null."""
     device_share: float
     """Of the workers' seconds, those in which the device computed."""
+    before_first_s: float
+    between_steps_s: float
+    behind_last_s: float
+    """Of the workers' seconds, those in which the device had nothing to do: before its first step, between two, and behind the last,
+    where rows are written and committed, or other workers are still busy.
+    """
     waste: float
     """Of the steps' rows, those without a token."""
     alignment_waste: float
@@ -93,9 +100,11 @@ class JobRecord:
         yield f"model    {self.model_tokens_per_second:12,.0f} tokens/s alone; the job has {self.share_of_model:.1%} of it"
         if self.sequence_tokens_per_second is not None:
             rate = self.sequence_tokens_per_second
-            yield f"sequence {rate:12,.0f} tokens/s of {SEQUENCE_TOKENS} tokens alone; the job has {self.tokens_per_second / rate:.1%} of it"
-        yield f"device   computed {self.device_share:.1%} of the time; {self.waste:.2%} of its rows held no token,"
-        yield f"         {self.alignment_waste:.2%} of those in tiles with tokens"
+            share = self.tokens_per_second / rate
+            yield f"sequence {rate:12,.0f} tokens/s alone, one of {SEQUENCE_TOKENS} tokens; the job has {share:.1%} of it"
+        yield f"device   computed {self.device_share:.1%} of the time; nothing to do for {self.before_first_s:.2f} s before the first"
+        yield f"         step, {self.between_steps_s:.2f} s between two, {self.behind_last_s:.2f} s behind the last"
+        yield f"rows     {self.waste:.2%} of them held no token, {self.alignment_waste:.2%} of those in tiles with tokens"
         if self.cpu_ns_per_token is not None:
             yield f"cpu      {self.cpu_ns_per_token:.0f} ns of CPU time a token, planning, loading and all"
         yield f"host     {self.host_cpu_ns_per_token:.0f} ns of CPU time a token" + (
@@ -185,6 +194,7 @@ def _record(
     workers, seconds = metrics["workers_at_work"], metrics["longest_worker_seconds"]
     tokens = metrics["tokens"]
     apart = options.fake_rate or metrics["device"] == "cuda"
+    device, before, between = (metrics["stages"].get(name, {"seconds": 0.0})["seconds"] for name in ("device", BEFORE_FIRST, BETWEEN))
     staged = sum(cost["cpu_seconds"] for name, cost in stages.items() if apart or name != "launch")
     here = options.cluster == "inprocess"
     return JobRecord(
@@ -203,7 +213,10 @@ def _record(
         model_tokens_per_second=model,
         share_of_model=tokens / seconds / (model * workers),
         sequence_tokens_per_second=sequence,
-        device_share=stages.get("device", {"seconds": 0.0})["seconds"] / metrics["worker_seconds"],
+        device_share=device / metrics["worker_seconds"],
+        before_first_s=before,
+        between_steps_s=between,
+        behind_last_s=max(0.0, metrics["worker_seconds"] - device - before - between),
         waste=metrics["waste"],
         alignment_waste=metrics["alignment_waste"],
         cpu_ns_per_token=1e9 * watch.cpu_seconds / tokens if here else None,

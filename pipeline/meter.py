@@ -23,6 +23,8 @@ GIVES_WAY_BY, LOWEST = 5, 19
 """Niceness: three times less of a core's time, and a thread of the usual priority that wakes up does not wait for one of these."""
 DEVICE = "device"
 """The stage that is the model's own work; on a GPU in the device's time, while the host does something else."""
+BEFORE_FIRST, BETWEEN = "before_first_step", "between_steps"
+"""What the device has not been given to do, in seconds: from when its engine is there to its first step, and from one step to the next."""
 
 
 class Cost(NamedTuple):

@@ -26,7 +26,7 @@ from longscan.pipeline.engine.slots import Slots
 from longscan.pipeline.engine.stepmodel import Mark, StepModel
 from longscan.pipeline.engine.steps import Step, StepEntry, starts_afresh
 from longscan.pipeline.errors import ConfigError
-from longscan.pipeline.meter import DEVICE, Meter
+from longscan.pipeline.meter import BEFORE_FIRST, BETWEEN, DEVICE, Meter
 
 PAD_ID = 0
 """What padding rows hold: any token will do, nothing of theirs is used."""
@@ -50,6 +50,11 @@ class Forward:
         self._scores_first = scores_first_token(self.task, settings.context_id)
         self.step_seconds = 0.0
         """How long a full step keeps the device busy, by the newest of them; 0 where that is not known, or steps have no constant shape."""
+        self._free_since = time.perf_counter()
+        """When the device had nothing to do any more, where it is done when a call returns, and before the first step."""
+        self._begun_any = False
+        self._last: Mark | None = None
+        """Behind the newest step that has been waited for."""
 
     def _new_tables(self) -> tuple[Any, PoolState | None]:
         slots, poolings = self.slots.total, self.task.embedding.poolings
@@ -88,6 +93,7 @@ class Forward:
             began = time.perf_counter()
             torch.cuda.synchronize(self.device)
             self.step_seconds = time.perf_counter() - began
+        self._free_since = time.perf_counter()
 
     @property
     def steps_behind(self) -> int:
@@ -113,6 +119,9 @@ class Forward:
         afresh: the segments as the model takes them, which begin anew at every reset.
         """
         begun, began = self._mark(), time.perf_counter()
+        if begun is None or not self._begun_any:
+            self.meter.add(BETWEEN if self._begun_any else BEFORE_FIRST, wall=began - self._free_since)
+        self._begun_any = True
         for e in step.entries:
             if e.load is not None:
                 self._put_back(e.entry.lane_in, e.load)
@@ -130,7 +139,8 @@ class Forward:
         picks, picked = self._pick(step, hidden_TD)
         done = self._mark()  # behind all that is read when it has passed
         if done is None:
-            self._took(time.perf_counter() - began)
+            self._free_since = time.perf_counter()
+            self._took(self._free_since - began)
         return Launched(
             segments=segments,
             logprobs_T=logprobs_T,
@@ -178,6 +188,9 @@ class Forward:
             with self.meter("wait"):
                 launched.done.synchronize()
             self._took(launched.begun.elapsed_time(launched.done) / 1e3)
+            if self._last is not None:
+                self.meter.add(BETWEEN, wall=self._last.elapsed_time(launched.begun) / 1e3)
+            self._last = launched.done
         with self.meter("rows"):
             return cut(launched, self.task, self._pooled_contexts)
 

@@ -25,7 +25,8 @@ PIECE_BYTES = 1 << 17
 """The library takes some 170 bytes a byte for as long as it works on a piece: 22 MB for one of this size."""
 
 FIRST_SHARE = 8
-"""A text's first pieces are this part of one, so that a device begins soon; later ones grow with their place in the text."""
+"""A text that keeps all threads busy begins in pieces of this part of one, so that a device begins soon; they grow with their place in
+it. In shorter texts they would only cost: each takes Python's lock, which the engine's thread wants as well."""
 
 LONG_STRETCH = 1 << 24
 """A stretch of the text without a safe cut that is worth a line in the log, in bytes."""
@@ -157,8 +158,9 @@ class TextBlocks(Iterator[TokenBlock]):
     def _piece_end(self, start: int) -> int:
         if self._settled and start >= self._settled:
             return len(self._text)
-        least = max(1, self._piece_bytes // FIRST_SHARE)
-        wanted = min(self._piece_bytes, max(least, start // self._ahead))
+        wanted = self._piece_bytes
+        if len(self._text) > self._ahead * self._piece_bytes:
+            wanted = min(wanted, max(1, wanted // FIRST_SHARE, start // self._ahead))
         return find_cut(self._text[: self._settled or None], start, self._tokenizer.cuts, wanted)
 
     def _end(self) -> None:

@@ -90,6 +90,10 @@ def test_a_job_on_the_sleeping_device_says_where_its_time_went(tmp_path: Path, c
     assert 0 < record["device_share"] <= 1
     assert record["share_of_model"] == pytest.approx(record["tokens_per_second"] / 1e6)
     assert record["stages"]["device"]["seconds"] >= 200_000 / 1e6
+    idle = [record[name] for name in ("before_first_s", "between_steps_s", "behind_last_s")]
+    assert min(idle) >= 0
+    assert sum(idle) == pytest.approx((1 - record["device_share"]) * record["seconds"], abs=0.01)
+    assert idle[0] > 0, "the first document is read before the first step"
     assert record["stages"]["tokenize"]["cpu_seconds"] > record["stages"]["rows"]["cpu_seconds"] > 0
     assert record["host_peak_mb"] >= record["host_before_mb"] > 0
     printed = capsys.readouterr().out
