@@ -19,16 +19,13 @@ from longscan.pipeline.tokenize.tokenizer import TextTokenizer
 BYTES_A_TOKEN = 4
 """For estimates only."""
 
-SHORT_SHARE = 8
+SHORT_SHARE = 4
 """A text of at most this part of a piece waits for others, to be tokenized with them in one call."""
 
 MAX_DOCUMENTS_AHEAD = 1024
 
-FIRST_PIECES = 2
+FIRST_PIECES = 4
 """Pieces that are read before the first document is given; twice as many each time from then on, so that a device begins soon."""
-
-FIRST_BATCHES = 16
-"""Calls for as many short texts as are read at once, up to a piece a call."""
 
 
 class DocumentTokenizer:
@@ -206,7 +203,7 @@ class Ahead:
             else:
                 self._short.append(document)
                 self._short_bytes += text_of(document).nbytes
-                if self._short_bytes >= min(self._tokenizer.piece_bytes, self._ahead_bytes // FIRST_BATCHES):
+                if self._short_bytes >= self._tokenizer.piece_bytes:
                     self._add([])
         self._add([])
 
