@@ -25,7 +25,8 @@ SHORT_SHARE = 4
 MAX_DOCUMENTS_AHEAD = 1024
 
 FIRST_PIECES = 4
-"""Pieces that are read before the first document is given; twice as many each time from then on, so that a device begins soon."""
+"""Pieces that are read before the first document is given. From then on what is read ahead grows by twice what was given, so that a
+device begins soon: who reads for it cannot feed it meanwhile, and the cores tokenize in the order of reading."""
 
 
 class DocumentTokenizer:
@@ -167,8 +168,7 @@ class Ahead:
         self._outcomes: deque[TokenStream | ErrorRow] = deque()
         self._short: list[Document] = []
         self._short_bytes = 0
-        self._ready_bytes = 0
-        self._ahead_bytes = min(FIRST_PIECES * tokenizer.piece_bytes, tokenizer.ahead_bytes)
+        self._ready_bytes = self._given_bytes = 0
         self._exhausted = False
 
     def next(self) -> TokenStream | ErrorRow | None:
@@ -176,12 +176,18 @@ class Ahead:
         if 2 * self._ready_bytes <= self._ahead_bytes and 2 * len(self._outcomes) <= MAX_DOCUMENTS_AHEAD:
             with self._tokenizer.meter("tokenize"):
                 self._read()
-            self._ahead_bytes = min(2 * self._ahead_bytes, self._tokenizer.ahead_bytes)
         if not self._outcomes:
             return None
         outcome = self._outcomes.popleft()
-        self._ready_bytes -= _text_bytes(outcome)
+        num_bytes = _text_bytes(outcome)
+        self._ready_bytes -= num_bytes
+        self._given_bytes += num_bytes
         return outcome
+
+    @property
+    def _ahead_bytes(self) -> int:
+        """Text that is read before it is asked for, as far as the caller has come."""
+        return min(FIRST_PIECES * self._tokenizer.piece_bytes + 2 * self._given_bytes, self._tokenizer.ahead_bytes)
 
     def close(self) -> None:
         for outcome in self._outcomes:
