@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from longscan.jobs.benchmark.needs import require_gpu
 from longscan.kernels import tuning
-from longscan.kernels.bench.measure import facts, time_on_gpu
+from longscan.kernels.bench.measure import facts, time_on_gpu, time_when_warm
 from longscan.kernels.bench.report import chip_lines
 from longscan.kernels.bench.tune import NotTunable, keep, searches, tune
 
@@ -27,7 +27,7 @@ def tune_kernels(operators: Sequence[str], *, folder: Path | None, commit: str |
     for search in searches(operators):
         try:
             with torch.inference_mode():
-                found = tune(search, time_on_gpu)
+                found = tune(search, time_on_gpu, time_when_warm)
         except NotTunable as error:
             wrong.append(str(error))
             continue

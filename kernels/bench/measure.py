@@ -20,6 +20,8 @@ L2_FLUSH_BYTES = 256 << 20
 """Written before each timed call: more than the L2 of any GPU, so that no call finds what the one before it left there."""
 HEAD_START_CYCLES = 40_000_000
 """The device sleeps for some 20 ms first, so that calls are queued one behind the other and the host's time is in no result."""
+WARM_S = 0.2
+"""For so long a call is repeated before its time counts, where calls are held against each other that the GPU's power may bound."""
 ROUNDS = 3
 """Of calls that are held against each other."""
 PACKAGES = ("longscan", "torch", "triton", "cuda-tile", "nvidia-cuda-tileiras", "mamba-ssm", "fla-core")
@@ -50,6 +52,11 @@ def time_on_gpu(call: Callable[[], object], *, warmup: int = 3, repeats: int = 1
         end.record()
     torch.cuda.synchronize()
     return float(sorted(begin.elapsed_time(end) for begin, end in events)[repeats // 2]) / 1e3
+
+
+def time_when_warm(call: Callable[[], object]) -> float:
+    """The same after WARM_S of the call: its clock is then what the call's own power leaves, and not what the one before it did."""
+    return time_on_gpu(call, warmup=3 + int(WARM_S / max(time_on_gpu(call, repeats=1), WARM_S / 1000)))
 
 
 def in_turns(calls: Sequence[Callable[[], object]], timer: Timer) -> list[float]:

@@ -155,6 +155,21 @@ def test_what_was_only_timed_at_a_better_moment_is_not_kept() -> None:
     assert found.as_written == pytest.approx(1.0)
 
 
+def test_what_was_only_timed_at_a_worse_moment_is_kept() -> None:
+    """As it is written the kernel is timed first, while the device is cool; what counts is timed by the second timer."""
+    made, timer = search({0: 1.0, 4: 0.9, 8: 0.8, 16: 0.85, 32: 0.7})
+    looks: list[float] = []
+
+    def first_look(call: Callable[[], object]) -> float:
+        looks.append(timer(call))
+        return looks[-1] * (0.5 if len(looks) == 1 else 1.0 if looks[-1] < 0.8e-3 else 1.5)
+
+    found = tune(made, first_look, timer)
+    assert found.setting == Setting({"occupancy": 32})
+    assert (found.milliseconds, found.as_written) == (pytest.approx(0.7), pytest.approx(1.0))
+    assert len(looks) == 5
+
+
 def test_what_is_hardly_faster_leaves_the_kernel_as_it_is_written() -> None:
     assert tune(*search({0: 1.0, 4: 0.995})).setting == Setting()
 
