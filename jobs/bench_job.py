@@ -71,7 +71,7 @@ class JobRecord:
     between_steps_s: float
     behind_last_s: float
     """Of the workers' seconds, those in which the device had nothing to do: before its first step, between two, and behind the last,
-    where rows are written and committed, or other workers are still busy.
+    where rows are written and committed. With several workers sums over them, as `device_share` is by the sum of their seconds.
     """
     waste: float
     """Of the steps' rows, those without a token."""

@@ -9,7 +9,7 @@ import torch
 from longscan.jobs.benchmark.needs import require_gpu
 from longscan.kernels.bench.case import run_case
 from longscan.kernels.bench.launches import launch_times
-from longscan.kernels.bench.measure import facts, time_on_gpu
+from longscan.kernels.bench.measure import facts, time_on_gpu, time_when_warm
 from longscan.kernels.bench.report import Results, chip_lines, lines
 from longscan.kernels.bench.suite import cases
 
@@ -34,7 +34,7 @@ def bench_kernels(
     wrong: list[str] = []
     with torch.inference_mode():
         for case in cases(operators, models, chunks):
-            row = run_case(case, time_on_gpu, peers=peers, parts=launch_times)
+            row = run_case(case, time_on_gpu, peers=peers, parts=launch_times, warm=time_when_warm)
             print(*lines(row), sep="\n", flush=True)
             results.add(row.as_dict())
             if row.ours.milliseconds is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from longscan.kernels.bench.limits import Work
-from longscan.kernels.bench.measure import Timer
+from longscan.kernels.bench.measure import Timer, in_turns
 
 Parts = Callable[[str, Callable[[], object]], Mapping[str, float]]
 """Operator and call -> milliseconds of each kernel that it launches."""
@@ -55,6 +55,8 @@ class Case:
     """Tokens times heads, where that is what a time is told by."""
     memory: Callable[[Callable[[], object]], int] | None = None
     """Measures bytes beyond the inputs, where that counts."""
+    in_turns: bool = False
+    """Its time is that of the GPU's clock, which its power bounds: it and its peers, each one candidate, are timed in turns when warm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +120,22 @@ def _timing(timing: Timing) -> dict[str, Any]:
     return {"name": timing.name, "milliseconds": timing.milliseconds, "errors": errors, "note": timing.note}
 
 
-def run_case(case: Case, timer: Timer, *, peers: bool = True, parts: Parts | None = None) -> Row:
+def run_case(case: Case, timer: Timer, *, peers: bool = True, parts: Parts | None = None, warm: Timer | None = None) -> Row:
     """Check and time a case. A peer that fails in any way is told of in its place; ours raises.
 
-    parts: measures what each of our launches takes, where that is wanted.
+    parts: measures what each of our launches takes, where that is wanted. warm: times what is timed in turns.
     """
     ours = time_candidate(case.ours, timer)
     timed, call = ours.milliseconds is not None, case.ours.call
     peak = case.memory(call) if timed and case.memory is not None else None
     launches = parts(case.operator, call) if timed and parts is not None else {}
     others = [time_peer(peer, timer) for peer in case.peers] if peers else []
+    if case.in_turns and all(timing.milliseconds is not None for timing in (ours, *others)):
+        calls = [call, *(peer.candidates()[0].call for peer in case.peers if others)]
+        ours, *others = [
+            replace(timing, milliseconds=seconds * 1e3)
+            for timing, seconds in zip((ours, *others), in_turns(calls, warm or timer), strict=True)
+        ]
     work = case.work
     return Row(case.operator, case.shape, case.load, work.seconds * 1e3, work.bound, ours, others, case.token_heads, peak, launches)
 

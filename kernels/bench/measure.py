@@ -56,7 +56,7 @@ def time_on_gpu(call: Callable[[], object], *, warmup: int = 3, repeats: int = 1
 
 def time_when_warm(call: Callable[[], object]) -> float:
     """The same after WARM_S of the call: its clock is then what the call's own power leaves, and not what the one before it did."""
-    return time_on_gpu(call, warmup=3 + int(WARM_S / max(time_on_gpu(call, repeats=1), WARM_S / 1000)))
+    return time_on_gpu(call, warmup=3 + int(WARM_S / max(time_on_gpu(call, repeats=1), WARM_S / 10_000)))
 
 
 def in_turns(calls: Sequence[Callable[[], object]], timer: Timer) -> list[float]:

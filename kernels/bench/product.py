@@ -49,5 +49,6 @@ def _case(shape: Shape, inputs: Inputs, backend: Backend, proposed: bool) -> Cas
         load=f"{len(x)} rows",
         work=product_work(len(x), shape.inner, shape.columns, add=shape.add),
         ours=candidate("longscan", backend),
+        in_turns=True,
         peers=[Peer("torch, cuBLAS's own choice", lambda: [candidate("", "torch")])],
     )

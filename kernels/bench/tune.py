@@ -62,7 +62,7 @@ class Found:
     milliseconds: float
     as_written: float
     tried: Mapping[str, str]
-    """Each candidate and what became of it."""
+    """Each candidate and what became of it: its time at the first look, and in turns where it came so far."""
 
     def line(self) -> str:
         chosen = _label(self.setting)
@@ -212,6 +212,8 @@ def _tune(search: Search, timer: Timer, final: Timer) -> Found:
     if finalists:
         as_written, *milliseconds = _in_turns(search.name, ours.call, [Setting(), *finalists], final)
         best, setting = min(zip(milliseconds, finalists, strict=True), key=lambda found: found[0])
+        for candidate, took in zip(finalists, milliseconds, strict=True):
+            tried[_label(candidate)] += f", in turns {took:.4f} ms"
     if best >= WORTH * as_written:
         best, setting = as_written, Setting()
     return Found(search.name, search.where, setting, best, as_written, tried)

@@ -69,7 +69,8 @@ class Engine:
     ) -> None:
         """
         on_tokens: called after each step, in the engine's thread, with the tokens that went through.
-        meter: charged with the stages feed, idle (a caller that waits), schedule, pack, copy, launch, wait, device and rows.
+        meter: charged with the stages feed, idle (a caller that waits), schedule, pack, copy, launch, wait, device and rows, and with what
+            the device waits before its first step and between two.
         forward: makes what runs the steps.
 
         Raises ConfigError where the model is narrower than the vectors asked for, and what torch does where memory is short.

@@ -121,7 +121,7 @@ class Forward:
         begun, began = self._mark(), time.perf_counter()
         if begun is None or not self._begun_any:
             self.meter.add(BETWEEN if self._begun_any else BEFORE_FIRST, wall=began - self._free_since)
-        self._begun_any = True
+        self._begun_any, self._free_since = True, began  # a step that finds no memory is queued again, and has waited once
         for e in step.entries:
             if e.load is not None:
                 self._put_back(e.entry.lane_in, e.load)

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,19 @@ def test_every_operator_is_checked_and_timed() -> None:
         torch_peers = [peer for peer in row.peers if peer.name.startswith(("torch", "the bf16"))]
         assert all(peer.milliseconds == 1.0 for peer in torch_peers), row
     assert all(any(peer.milliseconds for peer in row.peers) for row in rows if row.operator in ("conv1d", "norm", "logprob"))
+
+
+def test_what_power_bounds_is_timed_in_turns_on_a_warm_device() -> None:
+    """The first timer is told nothing of what counts; a peer that cannot be timed leaves both as they were."""
+    clock = iter(range(100))
+    made = [found for found in small_cases() if found.operator == "product"]
+    for found in made:
+        row = run_case(found, millisecond, warm=lambda call: (call(), 2e-3 + 1e-4 * (next(clock) % 2))[1])  # type: ignore[func-returns-value]
+        assert (row.ours.milliseconds, row.peers[0].milliseconds) == (pytest.approx(2.0), pytest.approx(2.1))
+        assert row.ours.errors
+    absent = replace(made[0], peers=[Peer("absent", lambda: [candidate(1.0)])])
+    assert run_case(absent, millisecond, warm=never).ours.milliseconds == 1.0
+    assert run_case(made[0], millisecond, peers=False, warm=lambda _: 3e-3).ours.milliseconds == 3.0
 
 
 def test_what_is_wrong_has_no_time() -> None:
