@@ -33,9 +33,13 @@ from longscan.pipeline.write.writer import Writer
 
 log = logging.getLogger(__name__)
 
+FREE_SHARE = 8
+"""Beside a GPU, one core in so many tokenizes nothing: when a job begins all that tokenize are busy, and threads that read, feed the GPU
+and write need a core at once."""
+
 
 def build_tools(job: Job, *, threads: int, on_tokens: Callable[[int], None] | None = None) -> Tools:
-    """For one run on one device. threads: cores for tokenization.
+    """For one run on one device. threads: cores of the worker.
 
     Raises ConfigError where the device's memory does not hold the model and the states.
     """
@@ -66,7 +70,7 @@ def _document_tokenizer(job: Job, tokenizer: TextTokenizer | None, threads: int,
     return DocumentTokenizer(
         tokenizer,
         vocab_size=job.choice.vocab_size,
-        workers=threads,
+        workers=tokenizing_threads(threads, job.choice.device),
         with_offsets=has_windows(config.task) or positions_in_chars,
         append_eos=config.model.append_eos,
         prompt=job.choice.prompt,
@@ -74,6 +78,11 @@ def _document_tokenizer(job: Job, tokenizer: TextTokenizer | None, threads: int,
         prefix_beyond=config.engine.segment_tokens if config.output.keep_state else None,
         gives_way=job.choice.device != "cpu",
     )
+
+
+def tokenizing_threads(cores: int, device: str) -> int:
+    """Of a worker's `cores`; on a CPU all, since the model takes turns with them."""
+    return cores if device == "cpu" else cores - cores // FREE_SHARE
 
 
 def _writer(job: Job, output: Location, width: int) -> Writer:

@@ -40,7 +40,7 @@ class Worker:
     """Tools for one run on one device. As a context: everything is closed when it is left."""
 
     def __init__(self, job: Job, *, threads: int, on_tokens: Callable[[int], None] | None = None) -> None:
-        """threads: cores for tokenization.
+        """threads: cores of the worker.
 
         Raises ConfigError where the device's memory does not hold the model and the states.
         """

@@ -1,4 +1,4 @@
-"""A worker whose engine has failed lets go: one clear end, not a failure for every shard that it is handed."""
+"""A worker whose engine has failed lets go: one clear end, not a failure for every shard that it is handed. And how it uses its cores."""
 
 from __future__ import annotations
 
@@ -58,3 +58,32 @@ def test_a_lost_device_stops_the_run_at_once_and_the_next_start_does_what_is_lef
     summary = run(config)
     assert isinstance(summary, dict)
     assert summary["documents"] == SHARDS
+
+
+@pytest.mark.parametrize(
+    ("cores", "device", "threads"), [(16, "cuda", 14), (8, "cuda", 7), (4, "cuda", 4), (1, "cuda", 1), (16, "cpu", 16)]
+)
+def test_beside_a_gpu_some_cores_are_left_to_the_threads_that_feed_it(cores: int, device: str, threads: int) -> None:
+    assert build.tokenizing_threads(cores, device) == threads
+
+
+def test_a_worker_tokenizes_with_as_many_threads(config: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    asked: list[tuple[int, str]] = []
+
+    class Counted(build.DocumentTokenizer):
+        def __init__(self, *rest: Any, workers: int, **options: Any) -> None:
+            made.append(workers)
+            super().__init__(*rest, workers=workers, **options)
+
+    def three(cores: int, device: str) -> int:
+        asked.append((cores, device))
+        return 3
+
+    monkeypatch.setattr(build, "DocumentTokenizer", Counted)
+    monkeypatch.setattr(build, "tokenizing_threads", three)
+    config.cluster.cpus_per_worker = 1
+    summary = run(config)
+    assert isinstance(summary, dict)
+    assert summary["documents"] == SHARDS
+    assert (asked, made) == ([(1, "cpu")], [3])
