@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from longscan.jobs.benchmark.watch import Watch, watched
 from longscan.jobs.command import DEMO_MODEL
 from longscan.pipeline.config import DEMO
 from longscan.pipeline.errors import ConfigError
@@ -33,7 +31,6 @@ STEP_TOKENS, LANES = 65536, 256
 SEQUENCE_TOKENS = 65536
 """Of the one sequence that kernels are measured by; a job of one document is held against it as well."""
 SHAPES = ("130m", "2.7b", "7b")
-SAMPLE_S = 0.02
 ALONE_S = {"cpu": 3.0, "cuda": 12.0}
 """The model alone computes for so long: until a GPU is as warm, and its clock as low, as in a job."""
 STAGES = ("read", "tokenize", "feed", "schedule", "pack", "copy", "launch", "wait", "rows", "write", "commit", "device")
@@ -146,7 +143,7 @@ def bench_job(options: argparse.Namespace, told: Callable[[JobRecord], None] = l
         prepared = prepare(config)
         if options.peers:
             _check_comparable(options, prepared)
-        with _watched() as watch:
+        with watched() as watch:
             run(config, build=build)
         metrics: dict[str, Any] = json.loads((folder / "out" / "_run" / "metrics.json").read_text())
         record = _record(options, corpus, metrics, watch, *_model_alone(options, prepared.choice, config, metrics, corpus.documents))
@@ -245,45 +242,6 @@ def _model_alone(
     if documents > 1 or choice.device == "cpu":
         return speed(step, config.engine.segment_tokens), None
     return speed(step, step), speed(SEQUENCE_TOKENS, SEQUENCE_TOKENS)
-
-
-class Watch:
-    """Memory and time of this process while it is watched."""
-
-    def __init__(self) -> None:
-        self.before_mb = self.peak_mb = resident_mb()
-        self.seconds = self.cpu_seconds = self.device_mb = 0.0
-        self._began, self._cpu = time.perf_counter(), time.process_time()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        import torch
-
-        self.seconds, self.cpu_seconds = time.perf_counter() - self._began, time.process_time() - self._cpu
-        self._ended.set()
-        self._thread.join()
-        if torch.cuda.is_available():
-            self.device_mb = torch.cuda.max_memory_allocated() / 1e6
-
-    def _sample(self) -> None:
-        while not self._ended.wait(SAMPLE_S):
-            self.peak_mb = max(self.peak_mb, resident_mb())
-
-
-def resident_mb() -> float:
-    """Memory of this process that is not swapped out, in 10^6 bytes."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-@contextmanager
-def _watched() -> Iterator[Watch]:
-    watch = Watch()
-    try:
-        yield watch
-    finally:
-        watch.end()
 
 
 @contextmanager

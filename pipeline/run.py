@@ -294,7 +294,7 @@ def _in_process(job: Job, workers: Workers, chains: Sequence[Chain], progress: P
     # The worker is closed before the pool waits for its threads: they end because it is.
     with (
         ThreadPoolExecutor(SHARDS_AT_ONCE, thread_name_prefix="shard") as pool,
-        Worker(job, threads=workers.cores, on_tokens=progress.add_tokens) as worker,
+        Worker(job, cores=workers.cores, on_tokens=progress.add_tokens) as worker,
     ):
         try:
             yield from _chains_through(worker, pool, chains)

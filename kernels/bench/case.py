@@ -131,7 +131,7 @@ def run_case(case: Case, timer: Timer, *, peers: bool = True, parts: Parts | Non
     launches = parts(case.operator, call) if timed and parts is not None else {}
     others = [time_peer(peer, timer) for peer in case.peers] if peers else []
     if case.in_turns and all(timing.milliseconds is not None for timing in (ours, *others)):
-        calls = [call, *(peer.candidates()[0].call for peer in case.peers if others)]
+        calls = [call, *(peer.candidates()[0].call for peer, _ in zip(case.peers, others, strict=False))]
         ours, *others = [
             replace(timing, milliseconds=seconds * 1e3)
             for timing, seconds in zip((ours, *others), in_turns(calls, warm or timer), strict=True)

@@ -89,7 +89,7 @@ class RayWorker:
             self._failure = Stopped(f"workers died before they were ready, {begun - 1} times; does the memory hold the model?")
             return
         try:
-            self._worker = Worker(job, threads=cores, on_tokens=self._count)
+            self._worker = Worker(job, cores=cores, on_tokens=self._count)
             tally.ready.remote()
             threading.Thread(target=self._await_stop, name="longscan-stop", daemon=True).start()
         except LongscanError as error:

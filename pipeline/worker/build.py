@@ -38,8 +38,8 @@ FREE_SHARE = 8
 and write need a core at once."""
 
 
-def build_tools(job: Job, *, threads: int, on_tokens: Callable[[int], None] | None = None) -> Tools:
-    """For one run on one device. threads: cores of the worker.
+def build_tools(job: Job, *, cores: int, on_tokens: Callable[[int], None] | None = None) -> Tools:
+    """For one run on one device. cores: of the worker.
 
     Raises ConfigError where the device's memory does not hold the model and the states.
     """
@@ -55,7 +55,7 @@ def build_tools(job: Job, *, threads: int, on_tokens: Callable[[int], None] | No
         engine = (job.build or build_engine)(job, folder, on_tokens, meter)
     return Tools(
         reader=Reader(config.input, job.passthrough, meter=meter),
-        tokenizer=_document_tokenizer(job, tokenizer, threads, meter),
+        tokenizer=_document_tokenizer(job, tokenizer, cores, meter),
         engine=engine,
         writer=_writer(job, output, engine.width),
         keeper=_keeper(job, output, engine),
@@ -63,14 +63,14 @@ def build_tools(job: Job, *, threads: int, on_tokens: Callable[[int], None] | No
     )
 
 
-def _document_tokenizer(job: Job, tokenizer: TextTokenizer | None, threads: int, meter: Meter) -> DocumentTokenizer:
+def _document_tokenizer(job: Job, tokenizer: TextTokenizer | None, cores: int, meter: Meter) -> DocumentTokenizer:
     """tokenizer: None where documents bring token ids."""
     config = job.config
     positions_in_chars = config.input.positions_column is not None and config.input.positions_unit == "chars"
     return DocumentTokenizer(
         tokenizer,
         vocab_size=job.choice.vocab_size,
-        workers=tokenizing_threads(threads, job.choice.device),
+        workers=tokenizing_threads(cores, job.choice.device),
         with_offsets=has_windows(config.task) or positions_in_chars,
         append_eos=config.model.append_eos,
         prompt=job.choice.prompt,
@@ -81,7 +81,7 @@ def _document_tokenizer(job: Job, tokenizer: TextTokenizer | None, threads: int,
 
 
 def tokenizing_threads(cores: int, device: str) -> int:
-    """Of a worker's `cores`; on a CPU all, since the model takes turns with them."""
+    """How many a worker of `cores` has; on a CPU as many, since the model's own threads are on all cores as well."""
     return cores if device == "cpu" else cores - cores // FREE_SHARE
 
 

@@ -39,13 +39,13 @@ TRIES = 3
 class Worker:
     """Tools for one run on one device. As a context: everything is closed when it is left."""
 
-    def __init__(self, job: Job, *, threads: int, on_tokens: Callable[[int], None] | None = None) -> None:
-        """threads: cores of the worker.
+    def __init__(self, job: Job, *, cores: int, on_tokens: Callable[[int], None] | None = None) -> None:
+        """cores: of the worker.
 
         Raises ConfigError where the device's memory does not hold the model and the states.
         """
         self._stopped = threading.Event()
-        self.tools = build_tools(job, threads=threads, on_tokens=on_tokens)
+        self.tools = build_tools(job, cores=cores, on_tokens=on_tokens)
         self.output = self.tools.writer.output
         self._job = job
         self._put_back = _share_the_interpreter()

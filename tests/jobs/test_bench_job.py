@@ -13,7 +13,8 @@ from longscan.jobs import bench_fake
 from longscan.jobs.bench import main
 from longscan.jobs.bench_corpus import LENGTHS, Corpus, lengths_of, make_corpus
 from longscan.jobs.bench_fake import Moment, SleepingModel
-from longscan.jobs.bench_job import Watch, _record
+from longscan.jobs.bench_job import _record
+from longscan.jobs.benchmark.watch import Watch
 from longscan.jobs.command import DEMO_MODEL
 from longscan.kernels.segments import Entry, Segments
 from longscan.pipeline.tokenize import load_tokenizer
