@@ -65,12 +65,12 @@ def _widths(options: argparse.Namespace) -> list[str]:
 
 
 def _table(options: argparse.Namespace) -> list[str]:
-    from longscan.jobs.benchmark.summary import summary, write_summary
+    from longscan.jobs.benchmark.summary import jobs_summary, summary, write_summary
 
     if options.update is not None:
         write_summary(options.update)
     else:
-        print(summary())
+        print(jobs_summary(), summary(), sep="\n\n")
     return []
 
 
@@ -109,9 +109,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     one.set_defaults(work=_widths)
     one.add_argument("--shape", nargs="+", choices=MODELS, default=["130m"], help="of these models; 130m")
     one.add_argument("--commit", metavar="HASH", help="to be named, where there is no git to ask")
-    one = words.add_parser("table", help="the README's table, from the results that are kept", allow_abbrev=False)
+    one = words.add_parser("table", help="the README's tables, from the results that are kept", allow_abbrev=False)
     one.set_defaults(work=_table)
-    one.add_argument("--update", type=Path, metavar="README", help="write it there, between its two marks")
+    one.add_argument("--update", type=Path, metavar="README", help="write them there, each between its two marks")
     one = words.add_parser("job", help="a whole job against its model alone", allow_abbrev=False)
     one.set_defaults(work=_job)
     add_arguments(one)

@@ -1,19 +1,27 @@
-"""The README's table of the kernels and networks, made of the results that are kept in kernels/results/: the newest of each row."""
+"""The README's tables: of kernels and networks from kernels/results/, of whole jobs from jobs/results/; the newest of each row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from longscan.kernels.bench.report import read
 from longscan.pipeline.errors import OutputError
 
-RESULTS = Path(__file__).resolve().parents[2] / "kernels" / "results"
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS, JOBS = ROOT / "kernels" / "results", ROOT / "jobs" / "results"
 BEGIN = "<!-- made by `longscan-bench table --update README.md`: begin -->"
+BEGIN_JOBS = "<!-- jobs, made by `longscan-bench table --update README.md`: begin -->"
 END = "<!-- end -->"
 NOTHING = "Nothing is kept yet: `longscan-bench kernels --json kernels/results/NAME.json` on a GPU makes the first row."
+NO_JOBS = "Nothing is kept yet: `longscan-bench job --json jobs/results/NAME.json` makes the first row."
 HEADER = ("| what | shape | load | time | x the limit | fastest peer | x the peer |", "|---|---|---|---|---|---|---|")
+JOBS_HEADER = (
+    "| model | corpus | tokens | tokens/s | of the model alone | GPU at work | idle before, between, behind its steps | GPU memory |",
+    "|---|---|---|---|---|---|---|---|",
+)
+PEERS_HEADER = ("| model | corpus | peer, its loop alone | tokens | tokens/s | x the peer | vectors apart |", "|---|---|---|---|---|---|---|")
 
 Content = Mapping[str, Any]
 
@@ -31,14 +39,35 @@ def summary(folder: Path = RESULTS) -> str:
     return "\n".join([*HEADER, *(rows[key] for key in sorted(rows, key=_order)), "", *_origins(origins.values())])
 
 
-def write_summary(readme: Path, folder: Path = RESULTS) -> None:
-    """Put the table between the two marks of `readme`. Raises OutputError where there are none."""
+def jobs_summary(folder: Path = JOBS) -> str:
+    """The same of whole jobs, and of the peers that were timed in the same runs."""
+    jobs: dict[tuple[str, ...], str] = {}
+    peers: dict[tuple[str, ...], list[str]] = {}
+    origins: dict[tuple[str, ...], Content] = {}
+    for content in read(folder.glob("*.json")):
+        for row in content["rows"]:
+            key = (row["model"], _corpus(row), str(row["workers"]))
+            jobs[key], origins[key] = _job(key, row), content["facts"]
+            if row["peers"]:
+                peers[key] = [_peer(key, peer) for peer in row["peers"]]
+                origins[key + ("peers",)] = content["facts"]
+    if not jobs:
+        return NO_JOBS
+    beside = [line for key in sorted(peers) for line in peers[key]]
+    lines = [*JOBS_HEADER, *(jobs[key] for key in sorted(jobs)), "", *([*PEERS_HEADER, *beside, ""] if beside else [])]
+    return "\n".join([*lines, *_measured(origins.values())])
+
+
+def write_summary(readme: Path, folder: Path = RESULTS, jobs: Path = JOBS) -> None:
+    """Put each table between its two marks of `readme`. Raises OutputError where there are none."""
     text = readme.read_text("utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise OutputError(f"{readme}: expected the marks {BEGIN} and {END}, found none to write the table between")
-    readme.write_text(f"{before}{BEGIN}\n\n{summary(folder)}\n\n{END}{after}", "utf-8")
+    for mark, table in ((BEGIN, summary(folder)), (BEGIN_JOBS, jobs_summary(jobs))):
+        before, begin, rest = text.partition(mark)
+        _, end, after = rest.partition(END)
+        if not begin or not end:
+            raise OutputError(f"{readme}: expected the marks {mark} and {END}, found none to write the table between")
+        text = f"{before}{mark}\n\n{table}\n\n{END}{after}"
+    readme.write_text(text, "utf-8")
 
 
 def _operator(row: Content) -> tuple[tuple[str, ...], str]:
@@ -66,6 +95,33 @@ def _network(row: Content) -> tuple[tuple[str, ...], str]:
     return key, _line(*key, time, f"{row['ratio_to_products_and_limits']:.2f}", *peer)
 
 
+def _corpus(row: Content) -> str:
+    kind, _, size = row["lengths"].partition(":")
+    words = {"constant": f"documents of {size}", "lognormal": f"log-normal lengths, median {size}", "giant": "one document"}.get(kind, kind)
+    return words if row["task"] == "embed" else f"{words}; {row['task']}"
+
+
+def _job(key: Sequence[str], row: Content) -> str:
+    speed = f"{row['tokens_per_second']:,.0f} in {row['seconds']:.1f} s"
+    if row["workers"] > 1:
+        speed += f", {row['workers']} GPUs"
+    share = f"{row['share_of_model']:.1%}"
+    if row["sequence_tokens_per_second"] is not None:
+        share += f"; {row['tokens_per_second'] / row['sequence_tokens_per_second']:.1%} of one sequence of 65,536"
+    idle = " / ".join(f"{row[name]:.2f}" for name in ("before_first_s", "between_steps_s", "behind_last_s"))
+    memory = f"{row['device_peak_mb'] / 1e3:.1f} GB" if row["device_peak_mb"] else ""
+    return _line(key[0], key[1], f"{row['tokens']:,}", speed, share, f"{row['device_share']:.1%}", f"{idle} s", memory)
+
+
+def _peer(key: Sequence[str], peer: Content) -> str:
+    if peer["tokens_per_second"] is None:
+        return _line(key[0], key[1], peer["name"], f"{peer['tokens']:,}", peer["note"], "", "")
+    apart = peer["note"] if peer["distance"] is None else f"{peer['distance']:.1e}"
+    return _line(
+        key[0], key[1], peer["name"], f"{peer['tokens']:,}", f"{peer['tokens_per_second']:,.0f}", f"{peer['times_peer']:.2f}", apart
+    )
+
+
 def _line(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
@@ -75,9 +131,13 @@ def _order(key: Sequence[str]) -> tuple[int, str, str]:
     return kinds.index(key[0]), key[1], key[2]
 
 
-def _origins(facts: Any) -> Iterator[str]:
+def _measured(facts: Iterable[Content]) -> Iterator[str]:
     """A line for each GPU, commit and date that a row of the table is from."""
     for where in sorted({f"{f['gpu']}, driver {f['driver']}, {f['date']}, commit {f['commit']}" for f in facts}):
         yield f"Measured on {where}; bf16."
+
+
+def _origins(facts: Iterable[Content]) -> Iterator[str]:
+    yield from _measured(facts)
     yield "Limits: 4.3 TB/s or 790 TFLOP/s, whichever takes longer; of a network, its products by cuBLAS in the same run and the limits of"
     yield "the rest."

@@ -87,15 +87,22 @@ def chip(timer: Timer = time_on_gpu) -> Chip:
     return Chip(copied, 2 * 8192**3 / timer(lambda: torch.mm(a, b, out=out)))
 
 
-def facts(commit: str | None = None) -> dict[str, Any]:
-    """Where and with what a result came to be: GPU, driver, versions, commit, date. A package that is not installed is null."""
+def origin(commit: str | None = None) -> dict[str, Any]:
+    """Where and with what a result came to be: GPU, driver, versions, commit, date. What there is none of is null."""
+    there = torch.cuda.is_available()
     return {
-        "gpu": torch.cuda.get_device_name(),
-        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "gpu": torch.cuda.get_device_name() if there else None,
+        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if there else None,
         "cuda": torch.version.cuda,
         "versions": {name: _version(name) for name in PACKAGES},
         "commit": commit or _output("git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "--short=12", "HEAD"),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+
+
+def facts(commit: str | None = None) -> dict[str, Any]:
+    """The same, and what the chip does at its best, for times on a GPU."""
+    return origin(commit) | {
         "chip": asdict(chip()),
         "timing": f"median of device times; {L2_FLUSH_BYTES >> 20} MiB are written before each call, so that L2 holds nothing of its data",
     }

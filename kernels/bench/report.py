@@ -56,7 +56,7 @@ class Results:
     """A file of results in the making."""
 
     def __init__(self, path: Path | None, kind: str, facts: Mapping[str, Any]) -> None:
-        """path: None where none is wanted. kind: `kernels` or `model`."""
+        """path: None where none is wanted. kind: `kernels`, `model` or `job`."""
         self._path = path
         self._content: dict[str, Any] = {"kind": kind, "facts": dict(facts), "rows": []}
 

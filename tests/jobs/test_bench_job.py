@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 from fakes import tiny_checkpoint
 from longscan.jobs import bench_fake
 from longscan.jobs.bench import main
 from longscan.jobs.bench_corpus import LENGTHS, Corpus, lengths_of, make_corpus
 from longscan.jobs.bench_fake import Moment, SleepingModel
-from longscan.jobs.bench_job import _record
+from longscan.jobs.benchmark.record import record_of
+from longscan.jobs.benchmark.summary import jobs_summary
 from longscan.jobs.benchmark.watch import Watch
 from longscan.jobs.command import DEMO_MODEL
 from longscan.kernels.segments import Entry, Segments
@@ -82,10 +85,23 @@ def test_the_sleeping_device_takes_its_time_once_for_all_that_is_queued(monkeypa
     assert Moment(1.0).elapsed_time(Moment(1.5)) == 500.0
 
 
+def written(path: Path, model: str) -> dict[str, Any]:
+    """The one record of a file of results, which the command's table takes."""
+    content = json.loads(path.read_text())
+    assert content["kind"] == "job"
+    assert content["facts"]["commit"] == "abc"
+    assert content["facts"]["versions"]["torch"] == torch.__version__
+    (record,) = content["rows"]
+    assert record["model"] == model
+    assert f"| {model} | " in jobs_summary(path.parent)
+    found: dict[str, Any] = record
+    return found
+
+
 def test_a_job_on_the_sleeping_device_says_where_its_time_went(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["job", "--lengths", "constant:500", "--tokens", "200000", "--fake-rate", "1e6", "--task", "embed_score"]
-    assert main([*words, "--json", str(tmp_path / "record.json"), "--keep", str(tmp_path / "kept")]) == 0
-    record = json.loads((tmp_path / "record.json").read_text())
+    assert main([*words, "--json", str(tmp_path / "record.json"), "--commit", "abc", "--keep", str(tmp_path / "kept")]) == 0
+    record = written(tmp_path / "record.json", "sleeping")
     assert record["documents"] == 400
     assert record["tokens"] == pytest.approx(200_000, rel=0.01)
     assert 0 < record["device_share"] <= 1
@@ -100,9 +116,9 @@ def test_a_job_on_the_sleeping_device_says_where_its_time_went(tmp_path: Path, c
     printed = capsys.readouterr().out
     assert "tokens/s" in printed
     assert "tokenize" in printed
-    written = table(tmp_path / "kept" / "out", "documents")
-    assert written.num_rows == 400
-    assert sum(written["num_tokens"].to_pylist()) == record["tokens"]
+    documents = table(tmp_path / "kept" / "out", "documents")
+    assert documents.num_rows == 400
+    assert sum(documents["num_tokens"].to_pylist()) == record["tokens"]
 
 
 def test_a_worker_without_work_makes_no_job_faster() -> None:
@@ -120,8 +136,9 @@ def test_a_worker_without_work_makes_no_job_faster() -> None:
         "alignment_waste": 0.0,
         "stages": {"device": device},
     }
-    options = argparse.Namespace(lengths="giant", task="embed", fake_rate=0.0, cluster="local")
-    record = _record(options, Corpus(Path("c.parquet"), 1, 1000, 1000), metrics, Watch(), 100.0, 125.0)
+    options = argparse.Namespace(lengths="giant", task="embed", fake_rate=0.0, cluster="local", shape="130m", layers=4)
+    record = record_of(options, Corpus(Path("c.parquet"), 1, 1000, 1000), metrics, Watch(), 100.0, 125.0)
+    assert record.model == "130m, 4 layers"
     assert (record.workers, record.tokens_per_second, record.share_of_model, record.device_share) == (1, 100.0, 1.0, 1.0)
     (line,) = (line for line in record.lines() if line.startswith("sequence"))
     assert "125 tokens/s" in line
@@ -131,8 +148,8 @@ def test_a_worker_without_work_makes_no_job_faster() -> None:
 def test_a_job_with_a_real_model_is_held_against_it(tmp_path: Path) -> None:
     model = tiny_checkpoint(tmp_path / "model", tokenizer=True)
     words = ["job", "--lengths", "lognormal:300", "--tokens", "20000", "--model", str(model)]
-    assert main([*words, "--json", str(tmp_path / "record.json"), "--keys", "task.embedding.pooling=[max]"]) == 0
-    record = json.loads((tmp_path / "record.json").read_text())
+    assert main([*words, "--json", str(tmp_path / "record.json"), "--commit", "abc", "--keys", "task.embedding.pooling=[max]"]) == 0
+    record = written(tmp_path / "record.json", "model")
     assert record["model_tokens_per_second"] > 0
     assert 0 < record["host_cpu_share"] < 1
     assert 0 < record["device_share"] <= 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from longscan.jobs import bench
-from longscan.jobs.benchmark.summary import BEGIN, END, NOTHING, summary, write_summary
+from longscan.jobs.benchmark.summary import BEGIN, BEGIN_JOBS, END, NO_JOBS, NOTHING, jobs_summary, summary, write_summary
 from longscan.pipeline.errors import OutputError
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -37,6 +37,26 @@ NETWORK = {
 }
 
 
+JOB = {
+    "model": "130m",
+    "lengths": "constant:500",
+    "task": "embed",
+    "workers": 1,
+    "tokens": 40_000_000,
+    "tokens_per_second": 1.75e6,
+    "seconds": 22.857,
+    "share_of_model": 0.921,
+    "sequence_tokens_per_second": None,
+    "device_share": 0.95,
+    "before_first_s": 0.1,
+    "between_steps_s": 0.2,
+    "behind_last_s": 0.3,
+    "device_peak_mb": 7752.3,
+    "peers": [],
+}
+PEER = {"name": "stack", "tokens": 800_000, "tokens_per_second": 5e5, "times_peer": 3.5, "distance": 1e-3, "note": ""}
+
+
 def put(folder: Path, name: str, kind: str, known: dict[str, Any], *rows: dict[str, Any]) -> None:
     (folder / name).write_text(json.dumps({"kind": kind, "facts": known, "rows": rows}))
 
@@ -44,9 +64,9 @@ def put(folder: Path, name: str, kind: str, known: dict[str, Any], *rows: dict[s
 def test_the_readme_has_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["table"]) == 0
     printed = capsys.readouterr().out.strip()
-    between = README.read_text("utf-8").partition(BEGIN)[2].partition(END)[0].strip()
-    assert printed
-    assert between == printed
+    between = [README.read_text("utf-8").partition(mark)[2].partition(END)[0].strip() for mark in (BEGIN_JOBS, BEGIN)]
+    assert all(between)
+    assert "\n\n".join(between) == printed
 
 
 def test_the_newest_result_of_a_row_counts(tmp_path: Path) -> None:
@@ -75,9 +95,38 @@ def test_what_was_wrong_or_alone_is_in_the_table_too(tmp_path: Path) -> None:
 def test_the_table_goes_between_its_marks(tmp_path: Path) -> None:
     put(tmp_path, "a.json", "model", facts("2026-01-01"), NETWORK)
     readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    write_summary(readme, tmp_path)
-    assert readme.read_text() == f"before\n{BEGIN}\n\n{summary(tmp_path)}\n\n{END}\nafter\n"
-    readme.write_text("no marks\n")
-    with pytest.raises(OutputError, match="expected the marks"):
-        write_summary(readme, tmp_path)
+    jobs = tmp_path / "jobs"
+    jobs.mkdir()
+    put(jobs, "a.json", "job", facts("2026-01-01"), JOB)
+    readme.write_text(f"before\n{BEGIN_JOBS}\nold\n{END}\nbetween\n{BEGIN}\nold\n{END}\nafter\n")
+    write_summary(readme, tmp_path, jobs)
+    tables = f"{BEGIN_JOBS}\n\n{jobs_summary(jobs)}\n\n{END}\nbetween\n{BEGIN}\n\n{summary(tmp_path)}\n\n{END}"
+    assert readme.read_text() == f"before\n{tables}\nafter\n"
+    for marks in ("no marks\n", f"{BEGIN}\n{END}\n", f"{BEGIN_JOBS}\n{END}\n"):
+        readme.write_text(marks)
+        with pytest.raises(OutputError, match="expected the marks"):
+            write_summary(readme, tmp_path, jobs)
+        assert readme.read_text() == marks
+
+
+def test_a_job_has_its_line_and_its_peers_theirs(tmp_path: Path) -> None:
+    assert jobs_summary(tmp_path) == NO_JOBS
+    one = JOB | {"lengths": "giant", "task": "score", "workers": 2, "sequence_tokens_per_second": 2e6, "device_peak_mb": 0.0}
+    lost = PEER | {"name": "other", "tokens_per_second": None, "times_peer": None, "distance": None, "note": "failed: E"}
+    windows = PEER | {"name": "windows", "distance": None, "note": "another function"}
+    put(tmp_path, "a.json", "job", facts("2026-01-01", "old"), JOB | {"tokens": 1, "peers": [PEER, lost]})
+    put(tmp_path, "b.json", "job", facts("2026-01-02", "new"), JOB | {"peers": [PEER, lost, windows]}, one)
+    lines = jobs_summary(tmp_path).splitlines()
+    assert lines[2:5] == [
+        "| 130m | documents of 500 | 40,000,000 | 1,750,000 in 22.9 s | 92.1% | 95.0% | 0.10 / 0.20 / 0.30 s | 7.8 GB |",
+        "| 130m | one document; score | 40,000,000 | 1,750,000 in 22.9 s, 2 GPUs | 92.1%; 87.5% of one sequence of 65,536 | 95.0% "
+        "| 0.10 / 0.20 / 0.30 s |  |",
+        "",
+    ]
+    assert lines[7:] == [
+        "| 130m | documents of 500 | stack | 800,000 | 500,000 | 3.50 | 1.0e-03 |",
+        "| 130m | documents of 500 | other | 800,000 | failed: E |  |  |",
+        "| 130m | documents of 500 | windows | 800,000 | 500,000 | 3.50 | another function |",
+        "",
+        "Measured on NVIDIA H200, driver 580.1, 2026-01-02, commit new; bf16.",
+    ]
