@@ -21,7 +21,10 @@ JOBS_HEADER = (
     "| model | corpus | tokens | tokens/s | of the model alone | GPU at work | idle before, between, behind its steps | GPU memory |",
     "|---|---|---|---|---|---|---|---|",
 )
-PEERS_HEADER = ("| model | corpus | peer, its loop alone | tokens | tokens/s | x the peer | vectors apart |", "|---|---|---|---|---|---|---|")
+PEERS_HEADER = (
+    "| model | corpus | peer, its loop alone | tokens | tokens/s | x the peer | vectors apart |",
+    "|---|---|---|---|---|---|---|",
+)
 
 Content = Mapping[str, Any]
 
@@ -50,7 +53,7 @@ def jobs_summary(folder: Path = JOBS) -> str:
             jobs[key], origins[key] = _job(key, row), content["facts"]
             if row["peers"]:
                 peers[key] = [_peer(key, peer) for peer in row["peers"]]
-                origins[key + ("peers",)] = content["facts"]
+                origins[(*key, "peers")] = content["facts"]
     if not jobs:
         return NO_JOBS
     beside = [line for key in sorted(peers) for line in peers[key]]
