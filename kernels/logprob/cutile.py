@@ -52,8 +52,8 @@ def score_rows(hidden_TD, weight_VD, target_T, logprob_T, V: CI, D: CI, ROWS: CI
         total = total * ct.exp2((largest - higher) * LOG2_E, flush_to_zero=True)
         total = total + ct.sum(ct.exp2(logit * LOG2_E - higher * LOG2_E, flush_to_zero=True), 1, keepdims=True)
         largest = higher
-    # The two sums of the target's logit differ in their last bits, and no probability is above one.
-    value = ct.minimum(found - largest - ct.log2(total) * LN_2, 0.0)
+    # The two sums of the target's logit differ in their last bits, and no probability is above one. NaN stays: it is not certainty.
+    value = ct.minimum(found - largest - ct.log2(total) * LN_2, 0.0, propagate_nan=True)
     # Without TMA: the last block may have fewer rows than ROWS, and by TMA it wrote beyond them (found between fences, on an H200).
     ct.store(logprob_T, (block,), ct.where(target >= 0, value, float("nan")).reshape((ROWS,)), allow_tma=False)
 

@@ -50,7 +50,7 @@ def fold_tiles(  # type: ignore[no-untyped-def]
         row = ct.arange(TILE, dtype=ct.int32).reshape((TILE, 1))
         hidden = ct.load(hidden_TD, (tile, c), (TILE, BLOCK), allow_tma=False, check_bounds=False).astype(ct.float32)
         if MAX:
-            largest = ct.max(ct.where(row < count, hidden, -float("inf")), 0)
+            largest = ct.max(ct.where(row < count, hidden, -float("inf")), 0, propagate_nan=True)
             ct.store(max_AD, (tile, c), largest.reshape((1, BLOCK)), allow_tma=False, check_bounds=False)
         if SUM:
             wide = ct.where(row < count, hidden, 0.0).astype(ct.float64)
@@ -149,7 +149,7 @@ def add_tiles(  # type: ignore[no-untyped-def]
                     more = weights[i] + sums[i] * ct.astype((tile + i - start) * TILE, ct.float64)
                     weighted = ct.where(real, weighted + more, weighted)
                 if MAX:
-                    largest = ct.where(real, ct.maximum(largest, maxima[i]), largest)
+                    largest = ct.where(real, ct.maximum(largest, maxima[i], propagate_nan=True), largest)
         rows = ct.minimum(tokens - (stop - 1 - begin) * TILE, TILE)
         full = stop - start == WINDOW and rows == TILE
         if full or (ended > 0 and stop == end):

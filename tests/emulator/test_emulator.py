@@ -117,3 +117,13 @@ def test_dtypes_meet_as_the_compiler_has_it() -> None:
     assert (whole + 1).dtype is int32
     assert (whole / 2).dtype is float32
     assert (whole * 0.5).dtype is float32
+
+
+def test_a_number_wins_over_nan_unless_nan_is_asked_to() -> None:
+    """As the compiler has it: so a kernel that would hide NaN on a GPU hides it here."""
+    row = Tile(np.array([np.nan, 1.0]), float32)
+    assert [float(ct.maximum(row, 0.0).values[0]), float(ct.minimum(row, 0.0).values[0])] == [0.0, 0.0]
+    assert [float(ct.max(row, 0).values), float(ct.min(row, 0).values)] == [1.0, 1.0]
+    for found in (ct.maximum(row, 0.0, propagate_nan=True), ct.minimum(row, 0.0, propagate_nan=True)):
+        assert np.isnan(found.values).tolist() == [True, False]
+    assert np.isnan([ct.max(row, 0, propagate_nan=True).values, ct.min(row, 0, propagate_nan=True).values]).all()

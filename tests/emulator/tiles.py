@@ -201,12 +201,13 @@ def _install_operators() -> None:
 _install_operators()
 
 
-def minimum(x: Operand, y: Operand) -> Tile:
-    return _binary(np.fmin, x, y)
+def minimum(x: Operand, y: Operand, *, propagate_nan: bool = False) -> Tile:
+    """Of NaN and a number the number, unless asked otherwise."""
+    return _binary(np.minimum if propagate_nan else np.fmin, x, y)
 
 
-def maximum(x: Operand, y: Operand) -> Tile:
-    return _binary(np.fmax, x, y)
+def maximum(x: Operand, y: Operand, *, propagate_nan: bool = False) -> Tile:
+    return _binary(np.maximum if propagate_nan else np.fmax, x, y)
 
 
 def where(condition: Tile, x: Operand, y: Operand) -> Tile:
@@ -246,7 +247,16 @@ def _reduce(function: Callable[..., Any]) -> Callable[..., Tile]:
     return apply
 
 
-sum_, max_, min_ = _reduce(np.sum), _reduce(np.max), _reduce(np.min)
+def _reduce_to(strict: np.ufunc, loose: np.ufunc) -> Callable[..., Tile]:
+    """The largest or smallest number: of NaN and numbers it is a number, unless asked otherwise."""
+
+    def apply(x: Tile, axis: int, *, keepdims: bool = False, propagate_nan: bool = False) -> Tile:
+        return _reduce((strict if propagate_nan else loose).reduce)(x, axis, keepdims=keepdims)
+
+    return apply
+
+
+sum_, max_, min_ = _reduce(np.sum), _reduce_to(np.maximum, np.fmax), _reduce_to(np.minimum, np.fmin)
 
 
 def cumsum(x: Tile, axis: int) -> Tile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from longscan.kernels.conv1d import causal_conv1d
 from longscan.kernels.conv1d.cases import Shape as ConvShape
 from longscan.kernels.conv1d.cases import make_inputs
 from longscan.kernels.layouts import EDGES, Layout, names
-from longscan.kernels.logprob import UNWANTED
+from longscan.kernels.logprob import UNWANTED, logprob
 from longscan.kernels.logprob.cases import Case as LogprobCase
 from longscan.kernels.logprob.cases import make as make_scores
 from longscan.kernels.norm.cases import EPS, make_rows
@@ -133,6 +134,26 @@ def test_pool(case: PoolCase) -> None:
         torch.testing.assert_close(table, expected_state.tables[name], rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
+def test_pool_hides_no_number_that_is_none(value: float, device: str) -> None:
+    """A token that has blown up shows in every vector it is in, the maximum too, as on the PyTorch path, and in no other."""
+    case = grouped(4, 5 * TILE)
+    arguments: dict[str, Any] = {"poolings": case.poolings, "window_tokens": case.window_tokens}
+    run = POOL.pool if device == "cpu" else partial(pool, backend="cutile")
+    found, expected = [], []
+    for results, pooled, on in ((found, run, device), (expected, partial(pool, backend="torch"), "cpu")):
+        inputs = make_pool(case, on, dtype=BF16)
+        longest = max(inputs.segments.entries, key=lambda entry: entry.num_tokens)
+        inputs.hidden_TD[longest.rows.start + 70, 3] = value
+        output, state = pooled(inputs.hidden_TD, state=inputs.state, segments=inputs.segments, **arguments)
+        results += [output.documents[name] for name in case.poolings] + [output.windows[name] for name in case.poolings]
+        results += [state.tables[name] for name in sorted(state.tables)]
+    assert sum(int(numbers.isfinite().logical_not().sum()) for numbers in expected) > 0
+    for numbers, others in zip(found, expected, strict=True):
+        torch.testing.assert_close(numbers.cpu(), others, rtol=1e-6, atol=1e-7, equal_nan=True)
+
+
 @pytest.mark.parametrize("window_tokens", [None, TILE, 5 * TILE])
 def test_pool_has_the_same_bits_however_many_tiles_are_read_at_once(window_tokens: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tile by tile is how they are added: also where a window closes inside a group, and where a group goes past an entry's end."""
@@ -170,6 +191,23 @@ def test_logprob(case: LogprobCase) -> None:
     assert torch.equal(found.isnan(), inputs.targets_T == UNWANTED)
     wanted = inputs.targets_T != UNWANTED
     torch.testing.assert_close(found.double()[wanted], expected[wanted], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_logprob_of_no_number_is_none(device: str) -> None:
+    """A hidden state that has blown up gives NaN, as on the PyTorch path, and not a certainty; rows beside it keep their bits."""
+    inputs = make_scores(LogprobCase("blown_up", 65, 64, 257, wanted=1.0), device, BF16)
+    run = LOGPROB.logprob if device == "cpu" else partial(logprob, backend="cutile")
+    before = run(inputs.hidden_TD, inputs.weight_VD, inputs.targets_T)
+    blown_up = [3, 20, 64]
+    inputs.hidden_TD[blown_up, 5] = torch.tensor([math.nan, math.inf, -math.inf], dtype=BF16, device=device)
+    found = run(inputs.hidden_TD, inputs.weight_VD, inputs.targets_T)
+    assert found.isnan().nonzero()[:, 0].tolist() == blown_up
+    expected = logprob(inputs.hidden_TD, inputs.weight_VD, inputs.targets_T, backend="torch")
+    assert torch.equal(found.isnan(), expected.isnan())
+    rest = torch.ones(65, dtype=torch.bool)
+    rest[blown_up] = False
+    assert torch.equal(found[rest], before[rest])
 
 
 @pytest.mark.parametrize(
