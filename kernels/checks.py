@@ -8,6 +8,9 @@ from typing import Literal, get_args
 import torch
 from longscan.kernels.segments import Segments
 
+MAY_BE_EMPTY = "TSK"
+"""Letters of axes that may have no length: rows, slots, and the inputs that a convolution of one tap keeps."""
+
 Backend = Literal["torch", "cutile"]
 """Which implementation an operator calls: plain PyTorch, anywhere, or the CUDA Tile kernels, on a GPU."""
 
@@ -27,9 +30,12 @@ def check_shape(name: str, tensor: torch.Tensor, expected: Sequence[int]) -> Non
 
 
 def check_rank(name: str, tensor: torch.Tensor, letters: str) -> None:
-    """Raise ValueError unless `tensor` has one axis for each of `letters`."""
+    """Raise ValueError unless `tensor` has one axis for each of `letters`, and none of them is empty but those that may be."""
     if tensor.ndim != len(letters):
         raise ValueError(f"{name}: expected {len(letters)} axes [{', '.join(letters)}], got shape {list(tensor.shape)}")
+    for letter, side in zip(letters, tensor.shape, strict=True):
+        if side == 0 and letter not in MAY_BE_EMPTY:
+            raise ValueError(f"{name}: expected {letter} to be at least 1, got shape {list(tensor.shape)}")
 
 
 def check_like(name: str, tensor: torch.Tensor, like: torch.Tensor, *dtypes: torch.dtype) -> None:
@@ -48,6 +54,8 @@ def check_float(name: str, tensor: torch.Tensor) -> None:
 
 
 def check_lanes(name: str, table: torch.Tensor, segments: Segments) -> None:
-    """Raise ValueError where an entry names a slot that `table`, with its slots first, does not have."""
+    """Raise ValueError where `segments` are on another device than `table`, or name a slot that `table`, slots first, does not have."""
+    if segments.buffer.device != table.device:
+        raise ValueError(f"segments: expected device {table.device}, as {name}, got {segments.buffer.device}")
     if segments.highest_lane >= table.shape[0]:
         raise ValueError(f"{name}: expected more than {segments.highest_lane} slots (the entries' highest lane), got {table.shape[0]}")

@@ -24,6 +24,9 @@ import torch
 TILE = 64
 """Tokens in a tile: every entry begins on a multiple of it."""
 
+MOST_ROWS = 65_535 * 32
+"""Rows of a step on a GPU: a launch has so many blocks at most on its second axis, and the convolution's are of 32 rows."""
+
 NO_LANE = -1
 """As `lane_in`: begin from the zero state. As `lane_out`: the final state is not kept."""
 
@@ -165,8 +168,11 @@ def _check(entries: Sequence[Entry], num_tiles: int) -> None:
     for e, entry in enumerate(entries):
         if entry.num_tokens < 1:
             raise ValueError(f"entries[{e}].num_tokens: expected at least 1, got {entry.num_tokens}")
-        if entry.position % TILE:
-            raise ValueError(f"entries[{e}].position: expected a multiple of {TILE}, got {entry.position}")
+        if entry.position < 0 or entry.position % TILE:
+            raise ValueError(f"entries[{e}].position: expected a multiple of {TILE}, at least 0, got {entry.position}")
+        for name, lane in (("lane_in", entry.lane_in), ("lane_out", entry.lane_out)):
+            if lane < NO_LANE:
+                raise ValueError(f"entries[{e}].{name}: expected a slot, or {NO_LANE} for none, got {lane}")
         if entry.first_tile < end:
             raise ValueError(f"entries[{e}].first_tile: expected at least {end} (in order, not overlapping), got {entry.first_tile}")
         end = entry.first_tile + entry.num_tiles

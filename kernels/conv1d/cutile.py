@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import cuda.tile as ct
 import torch
-from longscan.kernels.segments import TILE, Segments
+from longscan.kernels.segments import MOST_ROWS, TILE, Segments
 from longscan.kernels.tuning import setting, tuned
 
 CI = ct.Constant[int]
@@ -144,6 +144,8 @@ def causal_conv1d(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`longscan.kernels.conv1d.causal_conv1d`: the convolution, then what joins an entry to its lane's tail."""
     T, C = x_TC.shape
+    if T > MOST_ROWS:
+        raise ValueError(f"x_TC: expected at most {MOST_ROWS} rows on cutile, got {T}; use smaller steps")
     K = weight_CK.shape[1]
     block = _block(C, K)
     weight_KC = weight_CK.float().t().contiguous()

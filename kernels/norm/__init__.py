@@ -41,6 +41,8 @@ def rms_norm(
         check_like("residual_TD", residual_TD, x_TD, wide)
     check_backend(backend, x_TD)
     out_dtype = x_TD.dtype if out_dtype is None else out_dtype
+    if not out_dtype.is_floating_point:
+        raise ValueError(f"out_dtype: expected a floating-point dtype, got {out_dtype}")
     if backend == "cutile":
         from longscan.kernels.norm import cutile
 

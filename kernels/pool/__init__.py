@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from longscan.kernels.checks import Backend, check_backend, check_float, check_lanes, check_rank, check_shape
+from longscan.kernels.checks import Backend, check_backend, check_float, check_lanes, check_like, check_rank, check_shape
 from longscan.kernels.segments import TILE, Segments
 
 POOLINGS = ("mean", "last", "max", "weighted_mean")
@@ -149,4 +149,5 @@ def _check(hidden_TD: torch.Tensor, state: PoolState, poolings: Sequence[str], s
         raise ValueError(f"state: expected the tables {sorted(names)} for these poolings and windows, got {sorted(state.tables)}")
     for name, table in state.tables.items():
         check_shape(f"state.tables[{name!r}]", table, (table.shape[0], width))
+        check_like(f"state.tables[{name!r}]", table, hidden_TD, torch.float32 if name.endswith("max") else torch.float64)
         check_lanes(f"state.tables[{name!r}]", table, segments)

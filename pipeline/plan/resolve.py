@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from longscan.kernels.checks import Backend
-from longscan.kernels.segments import TILE
+from longscan.kernels.segments import MOST_ROWS, TILE
 from longscan.kernels.ssd.spans import full_waves, heads_a_block, pays, span_tiles
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.engine.pool import check_width
@@ -248,14 +248,14 @@ def choose_sizes(
         shard = min(1 << 26, max(least, estimated_tokens // (8 * workers)))
     check_sizes(lanes=int(lanes), step_tokens=int(step), segment_tokens=engine.segment_tokens)
     if device.kind == "cuda":
-        _check_reach("engine.step_tokens", int(step), geometry.channels)
+        _check_reach("engine.step_tokens", int(step), geometry.channels, MOST_ROWS)
         _check_reach("engine.lanes", int(lanes), geometry.inner * geometry.state_size)
     return Sizes(int(lanes), int(step), int(shard))
 
 
-def _check_reach(name: str, rows: int, width: int) -> None:
-    """Raise ConfigError where the kernels would need more than 32 bits for the place of a number in `rows` rows of `width`."""
-    most = 2**31 // width // TILE * TILE
+def _check_reach(name: str, rows: int, width: int, allowed: int = 2**31) -> None:
+    """Raise ConfigError for more rows than `allowed`, or whose `width` numbers each have places that take more than 32 bits."""
+    most = min(allowed, 2**31 // width) // TILE * TILE
     if rows > most:
         raise ConfigError(f"{name}: expected at most {most} on a GPU with this model, got {rows}")
 

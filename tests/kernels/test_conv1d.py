@@ -164,6 +164,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("bias", {"bias_C": torch.zeros(1)}, r"bias_C: expected shape \[96\], got \[1\]"),
     ("tail", {"tail_SKC": torch.zeros(3, 3, 96, dtype=torch.bfloat16)}, "tail_SKC: expected dtype torch.float32, got torch.bfloat16"),
     ("lanes", {"tail_SKC": torch.zeros(2, 3, 96)}, "tail_SKC: expected more than 2 slots .*, got 2"),
+    ("no_channels", {"x_TC": torch.zeros(192, 0)}, r"x_TC: expected C to be at least 1, got shape \[192, 0\]"),
+    ("segments", {"segments": one("T64", 64).segments("meta")}, "segments: expected device cpu, as tail_SKC, got meta"),
     ("activation", {"activation": "relu"}, "activation: expected 'silu' or None, got 'relu'"),
     ("no_gpu", {"backend": "cutile"}, "backend: expected 'torch' for tensors on cpu, got 'cutile'"),
 ]

@@ -27,7 +27,7 @@ from longscan.kernels.pool.cases import CASES as POOL_CASES
 from longscan.kernels.pool.cases import Case as PoolCase
 from longscan.kernels.pool.cases import grouped
 from longscan.kernels.pool.cases import make as make_pool
-from longscan.kernels.segments import NO_LANE, TILE, Entry
+from longscan.kernels.segments import MOST_ROWS, NO_LANE, TILE, Entry
 from longscan.kernels.tuning import Setting
 
 BF16 = torch.bfloat16
@@ -208,6 +208,22 @@ def test_logprob_of_no_number_is_none(device: str) -> None:
     rest = torch.ones(65, dtype=torch.bool)
     rest[blown_up] = False
     assert torch.equal(found[rest], before[rest])
+
+
+def test_convolutions_that_the_kernels_do_not_take() -> None:
+    for taps in (1, 5):
+        shape = ConvShape("taps", C=96, K=taps, stride=96)
+        with pytest.raises(ValueError, match=f"weight_CK: expected 2 to 4 taps on cutile, got {taps}; use the torch backend"):
+            CONV1D.causal_conv1d(**make_inputs(shape, EDGES[0], dtype=BF16).arguments(activation="silu"))
+    with pytest.raises(ValueError, match="x_TC: expected channels that are a multiple of 16 on cutile, got 40; use the torch backend"):
+        CONV1D.causal_conv1d(**make_inputs(ConvShape("C40", C=40, K=4, stride=40), EDGES[0], dtype=BF16).arguments(activation="silu"))
+
+
+def test_a_step_of_more_rows_than_a_launch_has_blocks_for_is_told() -> None:
+    inputs = make_inputs(CONVOLUTIONS[2], EDGES[0], dtype=BF16)
+    x_TC = torch.empty(MOST_ROWS + TILE, 32, dtype=BF16, device="meta")
+    with pytest.raises(ValueError, match=rf"x_TC: expected at most {MOST_ROWS} rows on cutile, got {MOST_ROWS + TILE}; use smaller steps"):
+        CONV1D.causal_conv1d(**inputs.arguments(activation="silu", x_TC=x_TC))
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,12 @@ def test_what_does_not_fit_is_named(changed: dict[str, Any], message: str) -> No
         gated_rms_norm(**{**fitting, **changed})
 
 
+def test_an_output_that_is_no_floating_point_is_named() -> None:
+    given = make_rows(SMALL[0], 64)
+    with pytest.raises(ValueError, match=r"out_dtype: expected a floating-point dtype, got torch\.int32"):
+        rms_norm(given["x"], given["weight"], eps=EPS, out_dtype=torch.int32, backend="torch")
+
+
 def test_a_residual_that_does_not_fit_is_named() -> None:
     given = make_rows(SMALL[0], 64)
     with pytest.raises(ValueError, match=r"residual_TD: expected dtype torch\.float32, got torch\.bfloat16"):

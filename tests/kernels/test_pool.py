@@ -272,6 +272,10 @@ def test_a_step_of_nobody_gives_nothing() -> None:
         ({"window_tokens": 100}, "window_tokens: expected a multiple of 64 or None, got 100"),
         ({"window_tokens": None}, r"state: expected the tables \['mean'\]"),
         ({"state": PoolState.new(1, WIDTH + 1, ["mean"], 64)}, r"state.tables\['mean'\]: expected shape \[1, 20\], got \[1, 21\]"),
+        (
+            {"state": PoolState({"mean": torch.zeros(1, WIDTH), "window_mean": torch.zeros(1, WIDTH)})},
+            r"\['mean'\]: expected dtype torch.float64",
+        ),
         ({"segments": Segments.pack([Entry(0, 64, 0, NO_LANE, 1)], 1)}, r"state.tables\['mean'\]: expected more than 1 slots"),
         ({"backend": "cutile"}, "backend: expected 'torch' for tensors on cpu"),
         ({"backend": "numpy"}, "backend: expected one of"),

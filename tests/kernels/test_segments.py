@@ -45,7 +45,10 @@ def test_a_prefix_may_be_read_by_many() -> None:
 
 WRONG: list[tuple[str, list[Entry], int, str]] = [
     ("no_tokens", [Entry(0, 0)], 1, r"entries\[0\].num_tokens: expected at least 1, got 0"),
-    ("misaligned", [Entry(0, 5, position=63)], 1, r"entries\[0\].position: expected a multiple of 64, got 63"),
+    ("misaligned", [Entry(0, 5, position=63)], 1, r"entries\[0\].position: expected a multiple of 64, at least 0, got 63"),
+    ("before_the_start", [Entry(0, 5, position=-64)], 1, r"entries\[0\].position: expected a multiple of 64, at least 0, got -64"),
+    ("no_lane_in", [Entry(0, 5, lane_in=-2)], 1, r"entries\[0\].lane_in: expected a slot, or -1 for none, got -2"),
+    ("no_lane_out", [Entry(0, 5, lane_out=-7)], 1, r"entries\[0\].lane_out: expected a slot, or -1 for none, got -7"),
     ("overlap", [Entry(0, 65), Entry(1, 1)], 3, r"entries\[1\].first_tile: expected at least 2 .*, got 1"),
     ("too_long", [Entry(1, 65)], 2, r"num_tiles: expected at least 3 \(the entries' end\), got 2"),
     ("two_writers", [Entry(0, 1, lane_out=3), Entry(1, 1, lane_out=3)], 2, r"lane_out: expected no slot twice in a step, got \[3, 3\]"),

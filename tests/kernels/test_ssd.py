@@ -271,6 +271,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("state", {"ssm_SHNP": torch.zeros(3, 8, 16, 16, dtype=torch.bfloat16)}, "ssm_SHNP: expected dtype torch.float32, got torch.bfloat16"),
     ("transposed", {"ssm_SHNP": torch.zeros(3, 8, 16, 8)}, r"ssm_SHNP: expected shape \[3, 8, 16, 16\], got \[3, 8, 16, 8\]"),
     ("lanes", {"ssm_SHNP": torch.zeros(2, 8, 16, 16)}, "ssm_SHNP: expected more than 2 slots .*, got 2"),
+    ("no_heads", {"x_THP": torch.zeros(192, 0, 16)}, r"x_THP: expected H to be at least 1, got shape \[192, 0, 16\]"),
+    ("segments", {"segments": one("T64", 64).segments("meta")}, "segments: expected device cpu, as ssm_SHNP, got meta"),
     ("limit", {"dt_limit": (0.1, 0.01)}, r"dt_limit: expected 0 <= low <= high, got \(0.1, 0.01\)"),
     ("device", {"D_H": torch.zeros(8, device="meta")}, "D_H: expected device cpu, got meta"),
     ("backend", {"backend": "triton"}, "backend: expected one of .*, got 'triton'"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from fakes import tiny_checkpoint
-from longscan.kernels.segments import TILE
+from longscan.kernels.segments import MOST_ROWS, TILE
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.errors import ConfigError, ModelError
 from longscan.pipeline.model import Mamba2Geometry, read_geometry
@@ -230,6 +230,15 @@ def test_sizes_whose_places_the_kernels_cannot_count(folder: Path, geometry: Mam
     with pytest.raises(ConfigError, match=rf"{key.replace('__', '.')}: expected at most \d+ on a GPU with this model, got {value}"):
         choose_sizes(job(folder, **{key: value}), codestral, H200, 10**9, 8)
     choose_sizes(job(folder, **{key: value}), codestral, CPU, 10**9, 8)
+
+
+def test_steps_of_more_rows_than_a_launch_has_blocks_for(folder: Path, geometry: Mamba2Geometry) -> None:
+    """However narrow the model is."""
+    asked = {"engine__step_tokens": MOST_ROWS // TILE * TILE + TILE}
+    with pytest.raises(ConfigError, match=rf"engine.step_tokens: expected at most {MOST_ROWS // TILE * TILE} on a GPU with this model"):
+        choose_sizes(job(folder, **asked), geometry, H200, 10**9, 8)
+    most = MOST_ROWS // TILE * TILE
+    assert choose_sizes(job(folder, engine__step_tokens=most), geometry, H200, 10**9, 8).step_tokens == most
 
 
 def test_sizes_as_asked(folder: Path, geometry: Mamba2Geometry) -> None:
