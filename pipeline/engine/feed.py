@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from longscan.kernels.segments import NO_LANE
+from longscan.kernels.segments import NO_LANE, TILE
 from longscan.pipeline.engine.lanes import Lanes
 from longscan.pipeline.engine.opened import Caller, OpenDocument
 from longscan.pipeline.engine.rows import RowMaker, error_row
@@ -25,6 +25,9 @@ STEPS_AHEAD = 4
 
 DOCUMENT_STEPS_AHEAD = 2
 """Of these, one document holds at most as many: the step that runs and the next."""
+
+MOST_STEPS_OPEN = STEPS_AHEAD + 2
+"""A caller's open documents take up a tile each, however short they are, of at most so many steps: those ahead and those on the device."""
 
 MIN_OPEN = 2
 """Documents open at a time however long they are, so that the end of one does not leave the engine without the next."""
@@ -124,6 +127,8 @@ class Feed:
                 close()
 
     def _may_open(self) -> bool:
+        if len(self.caller.documents) * TILE >= MOST_STEPS_OPEN * self._lanes.step_tokens:
+            return False
         if self._exhausted or len(self._sources) < MIN_OPEN:
             return not self._exhausted
         expected = sum(source.expected for source in self._sources)
@@ -133,13 +138,13 @@ class Feed:
         """Short documents together, so that the lock, the choice and the engine's waking come once for them: as many as make a
         part of a step, and none behind one that is not all there."""
         opened: list[Pulled | ErrorRow | None] = []
-        tokens = 0
-        while len(opened) < MOST_OPENED and tokens * OPENED_SHARE < self._lanes.step_tokens:
+        rows = 0
+        while len(opened) < MOST_OPENED and rows * OPENED_SHARE < self._lanes.step_tokens:
             pulled = self._open()
             opened.append(pulled)
             if not isinstance(pulled, Pulled) or not pulled.complete:
                 break
-            tokens += pulled.source.pulled
+            rows += -(-pulled.source.pulled // TILE) * TILE
         return opened
 
     def _open(self) -> Pulled | ErrorRow | None:

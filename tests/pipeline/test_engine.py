@@ -451,6 +451,27 @@ def test_a_long_document_is_cut_only_a_few_steps_ahead() -> None:
     assert ahead <= 4 * 1024, "two steps at hand, one or two on their way"
 
 
+def test_documents_of_a_token_are_opened_only_a_few_steps_ahead() -> None:
+    """Each takes a tile of a step: by their tokens a caller would hold 64 times as many as go into the steps that it is ahead."""
+    given = done = ahead = 0
+
+    def count(tokens: int) -> None:
+        nonlocal done
+        done += tokens
+
+    def watched() -> Iterator[TokenStream]:
+        nonlocal given, ahead
+        for one in streams([1] * 2000):
+            given += 1
+            ahead = max(ahead, given - done)
+            yield one
+
+    with engine(lanes=2, step_tokens=512, on_tokens=count) as one:
+        rows = collect(one.process(watched()))
+    assert len(rows) == done == 2000
+    assert ahead <= 6 * 8 + 8, "four steps at hand, two on their way, and a few that are opened together"
+
+
 def test_a_wrong_estimate_does_not_fill_the_memory() -> None:
     cut = done = ahead = 0
 
