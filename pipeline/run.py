@@ -152,7 +152,7 @@ def prepare(config: JobConfig) -> Prepared:
     facts = run_facts(settled, scanned.files, model=model_of, on=on, versions=versions, states=states)
     if earlier is not None:
         check_bound(earlier, facts)
-    sizes = choose_sizes(config, geometry, device, tokens, workers.most, choice.context_slots)
+    sizes = choose_sizes(config, geometry, device, tokens, workers.most, choice.context_slots, choice.itemsize)
     return Prepared(config, scanned, geometry, choice, device.name, sizes, facts, workers, tokenizer)
 
 

@@ -71,3 +71,7 @@ class Mamba2Geometry:
     def state_bytes(self, itemsize: int) -> int:
         """Bytes of one lane's state: SSM in fp32, convolution tails in items of `itemsize` bytes."""
         return self.num_layers * (4 * self.inner * self.state_size + itemsize * (self.conv_kernel - 1) * self.channels)
+
+    def step_bytes(self, tokens: int, itemsize: int) -> int:
+        """Bytes of a step's activations at their largest: a layer's projection and what is made of it, beside the stream in fp32."""
+        return tokens * (itemsize * (2 * self.projected + 2 * self.inner + self.channels) + 4 * self.d_model)

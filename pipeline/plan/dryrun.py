@@ -132,8 +132,7 @@ def estimate(
     at_work = min(workers.most, len(chains))
     in_use = sizes.lanes if choice.device != "cpu" else min(sizes.lanes, plan.num_rows)
     slots = in_use + choice.context_slots + spare_slots(sizes.step_tokens, segment_tokens)
-    itemsize = torch.finfo(getattr(torch, choice.dtype)).bits // 8
-    step = sizes.step_tokens * (itemsize * (2 * geometry.projected + 2 * geometry.inner + geometry.channels) + 4 * geometry.d_model)
+    itemsize = choice.itemsize
     tokens = round(plan.estimated_tokens * pace.scale)
     return Estimate(
         shards=len(plan.shards),
@@ -143,7 +142,7 @@ def estimate(
         program_bytes=speeds.program_bytes,
         weights_bytes=geometry.num_parameters * itemsize,
         state_bytes=slots * geometry.state_bytes(itemsize),
-        step_bytes=max(step, speeds.step_bytes),
+        step_bytes=max(geometry.step_bytes(sizes.step_tokens, itemsize), speeds.step_bytes),
         pace=pace,
         workers=at_work,
         tail=foresee(chains, at_work, pace),

@@ -41,6 +41,8 @@ LEAST_SHARD = 1 << 20
 """Tokens."""
 STATE_SHARE = 0.25
 """Of the device's memory, for the tables of states."""
+STEP_SHARE = 0.7
+"""Of a GPU's memory, for the weights and a step's activations together."""
 MIN_CAPABILITY = (8, 0)
 """Of a GPU that cuTile compiles for: Ampere."""
 
@@ -88,6 +90,11 @@ class Choice:
     def context_slots(self) -> int:
         """Slots of the state tables beside the lanes': a state behind the context for each number of tokens that a document replaces."""
         return 1 + (self.prompt.replaceable if self.prompt is not None else 0)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a weight."""
+        return int(torch.finfo(getattr(torch, self.dtype)).bits) // 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +229,17 @@ def choose_spans(
 
 
 def choose_sizes(
-    config: JobConfig, geometry: Mamba2Geometry, device: Device, estimated_tokens: int, workers: int, context_slots: int = 1
+    config: JobConfig,
+    geometry: Mamba2Geometry,
+    device: Device,
+    estimated_tokens: int,
+    workers: int,
+    context_slots: int = 1,
+    itemsize: int = 2,
 ) -> Sizes:
     """Replace every "auto" among the sizes by a number: from the device's whole memory, the model and the configuration.
 
-    context_slots: as the Choice has it.
+    context_slots: as the Choice has it. itemsize: bytes of a weight.
 
     Raises ConfigError where they do not fit each other.
     """
@@ -235,7 +248,9 @@ def choose_sizes(
     if step == "auto":
         step = max(engine.segment_tokens, CPU_STEP_TOKENS)
         if device.kind == "cuda":
-            step = engine.segment_tokens * _segments_a_step(engine.segment_tokens, _blocks(geometry), device.processors)
+            room = int(STEP_SHARE * device.num_bytes) - geometry.num_parameters * itemsize
+            most = room // geometry.step_bytes(engine.segment_tokens, itemsize)
+            step = engine.segment_tokens * _segments_a_step(engine.segment_tokens, _blocks(geometry), device.processors, most)
     lanes = engine.lanes
     if lanes == "auto":
         beside = context_slots + spare_slots(int(step), engine.segment_tokens)
@@ -266,10 +281,14 @@ def _blocks(geometry: Mamba2Geometry) -> int:
     return geometry.num_heads // heads
 
 
-def _segments_a_step(segment_tokens: int, blocks: int, processors: int) -> int:
-    """Segments, as one entry each, that fill the GPU's waves of blocks best, in steps of GPU_STEP_TOKENS to twice as many."""
-    least = max(1, GPU_STEP_TOKENS // segment_tokens)
-    return max(range(least, 2 * least + 1), key=lambda segments: (full_waves(segments, blocks, processors), -segments))
+def _segments_a_step(segment_tokens: int, blocks: int, processors: int, most: int) -> int:
+    """Segments, as one entry each, that fill the GPU's waves of blocks best, in steps of GPU_STEP_TOKENS to twice as many.
+
+    most: that the memory holds; where these are fewer, in steps of half of them to all. One at least.
+    """
+    least = max(1, min(GPU_STEP_TOKENS // segment_tokens, most // 2))
+    asked = range(least, max(least, min(2 * least, most)) + 1)
+    return max(asked, key=lambda segments: (full_waves(segments, blocks, processors), -segments))
 
 
 def model_facts(config: JobConfig, choice: Choice, tokenizer: TextTokenizer | None) -> Mapping[str, Any]:

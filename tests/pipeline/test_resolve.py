@@ -188,6 +188,22 @@ def test_steps_fill_the_gpu_with_whole_segments(folder: Path, geometry: Mamba2Ge
     assert steps == {24: 11, 32: 8, 128: 8}
 
 
+@pytest.mark.parametrize("gigabytes", [16, 24, 40, 80, 140])
+def test_steps_fit_beside_the_weights(folder: Path, geometry: Mamba2Geometry, gigabytes: int) -> None:
+    """A GPU of 24 GB holds codestral-7b's 14.6 GB of weights and no step of 65,536 tokens beside them."""
+    large = replace(geometry, d_model=4096, num_layers=64, num_heads=128, head_dim=64, num_groups=8, state_size=128, vocab_size=32768)
+    gpu = replace(H200, num_bytes=gigabytes * GB, processors=80)
+    sizes = choose_sizes(job(folder), large, gpu, 10**9, 8, itemsize=2)
+    weights = large.num_parameters * 2
+    assert weights > 14 * GB * 0.9
+    fits = weights + large.step_bytes(sizes.step_tokens, 2) + sizes.lanes * large.state_bytes(2) < gpu.num_bytes
+    assert fits or (gigabytes == 16 and sizes.step_tokens == 8192)
+    assert sizes.step_tokens >= 1 << 16 or gigabytes < 40
+    assert sizes.step_tokens % 8192 == 0
+    asked = choose_sizes(job(folder, engine__step_tokens=1 << 16), large, gpu, 10**9, 8)
+    assert asked.step_tokens == 1 << 16
+
+
 def test_spans_are_for_few_documents_and_for_those_who_ask(folder: Path, geometry: Mamba2Geometry) -> None:
     gpu = replace(H200, processors=132)
     narrow, wide = replace(geometry, num_heads=24), replace(geometry, num_heads=80)
