@@ -51,7 +51,6 @@ class Worker:
         self._put_back = _share_the_interpreter()
         self._turns = Turns()
         self._watchdog = Watchdog(self.tools.engine, job.config.cluster.hang_s)
-        self._began = time.monotonic()
         self._told = Usage()
         self._telling = threading.Lock()
 
@@ -152,7 +151,7 @@ class Worker:
     def _usage(self) -> Usage:
         """What has been done since the last call."""
         with self._telling:
-            seconds = time.monotonic() - self._began
+            seconds = time.monotonic() - self.tools.engine.began
             now = Usage(seconds, self.tools.engine.totals, self.tools.meter.costs(), workers=1, longest=seconds)
             before, self._told = self._told, now
         return now.minus(before)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,14 @@ from longscan.pipeline.commit.ledger import attempts
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.engine.engine import Engine
 from longscan.pipeline.errors import Stopped
+from longscan.pipeline.meter import BEFORE_FIRST, BETWEEN, DEVICE
 from longscan.pipeline.run import run
 from longscan.pipeline.storage.location import locate
 from longscan.pipeline.worker import build
 from longscan.pipeline.worker.worker import SHARDS_AT_ONCE
 
 SHARDS = 12
+PAUSE_S = 0.3
 
 
 @pytest.fixture
@@ -87,3 +91,19 @@ def test_a_worker_tokenizes_with_as_many_threads(config: JobConfig, monkeypatch:
     assert isinstance(summary, dict)
     assert summary["documents"] == SHARDS
     assert (asked, made) == ([(1, "cpu")], [3])
+
+
+def test_a_worker_s_time_holds_what_its_device_waited(config: JobConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device waits from when the engine is there, also while the rest of a worker is made."""
+    made = build._keeper
+
+    def slowly(*given: Any) -> Any:
+        time.sleep(PAUSE_S)
+        return made(*given)
+
+    monkeypatch.setattr(build, "_keeper", slowly)
+    run(config)
+    metrics = json.loads((Path(config.output.path) / "_run" / "metrics.json").read_text())
+    waited, between, computed = (metrics["stages"][name]["seconds"] for name in (BEFORE_FIRST, BETWEEN, DEVICE))
+    assert waited >= PAUSE_S
+    assert waited + between + computed <= metrics["worker_seconds"] + 0.002, "rounded"
