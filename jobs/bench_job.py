@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ def bench_job(options: argparse.Namespace, told: Callable[[JobRecord], None] = l
             build = sleeping_engine(options.fake_rate, options.fake_width)
             words += [f"engine.step_tokens={STEP_TOKENS}", f"engine.lanes={LANES}"]
         config = compose_job([*words, *options.keys])
+        if config.dry_run:
+            raise ConfigError("--keys: expected a job that runs, got dry_run=true; `longscan dry_run=true` says what a job would take")
         prepared = prepare(config)
         if options.peers:
             _check_comparable(options, prepared)
@@ -153,21 +156,35 @@ def _lengths(word: str) -> str:
     return word
 
 
+def _positive(word: str) -> int:
+    if not (word.isdecimal() and int(word)):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {word!r}")
+    return int(word)
+
+
+def _rate(word: str) -> float:
+    """Tokens a second; 0 is no sleeping device."""
+    with suppress(ValueError):
+        if 0 <= float(word) < math.inf:
+            return float(word)
+    raise argparse.ArgumentTypeError(f"expected tokens a second, got {word!r}")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The words of `longscan-bench job`."""
     parser.add_argument("--lengths", type=_lengths, default="lognormal:8000", metavar="KIND[:TOKENS]")
-    parser.add_argument("--tokens", type=int, default=2_000_000, help="of the whole corpus, about")
+    parser.add_argument("--tokens", type=_positive, default=2_000_000, help="of the whole corpus, about")
     parser.add_argument("--model", default=DEMO, help="folder of the model, and of the tokenizer")
     parser.add_argument("--shape", choices=SHAPES, help="instead of a model, random weights of this shape")
-    parser.add_argument("--layers", type=int, metavar="N", help="of that shape; all that it has")
+    parser.add_argument("--layers", type=_positive, metavar="N", help="of that shape; all that it has")
     parser.add_argument("--peers", action="store_true", help="the same documents through other implementations as well")
     parser.add_argument(
-        "--peer-tokens", type=int, metavar="N", help="of their sample of the documents; 60,000 on a CPU, 4 million on a GPU"
+        "--peer-tokens", type=_positive, metavar="N", help="of their sample of the documents; 60,000 on a CPU, 4 million on a GPU"
     )
     parser.add_argument("--task", default="embed", choices=("embed", "score", "embed_score"))
     parser.add_argument("--cluster", default="inprocess", choices=("inprocess", "local"))
-    parser.add_argument("--fake-rate", type=float, default=0.0, metavar="TOKENS_PER_S", help="a device that only sleeps, of this speed")
-    parser.add_argument("--fake-width", type=int, default=768, help="of its vectors")
+    parser.add_argument("--fake-rate", type=_rate, default=0.0, metavar="TOKENS_PER_S", help="a device that only sleeps, of this speed")
+    parser.add_argument("--fake-width", type=_positive, default=768, help="of its vectors")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", metavar="FOLDER", help="where the corpus and the output stay")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the same numbers for a program, and where they were measured")

@@ -156,7 +156,23 @@ def test_a_job_with_a_real_model_is_held_against_it(tmp_path: Path) -> None:
     assert 0 < record["waste"] < 0.5
 
 
-def test_words_that_mean_nothing_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--lengths", "short:3"], "constant, lognormal"),
+        (["--tokens", "0"], "above 0, got '0'"),
+        (["--tokens", "-5", "--lengths", "giant"], "above 0, got '-5'"),
+        (["--layers", "none"], "above 0, got 'none'"),
+        (["--fake-rate", "-3"], "tokens a second, got '-3'"),
+        (["--fake-rate", "nan"], "tokens a second, got 'nan'"),
+    ],
+)
+def test_words_that_mean_nothing_are_told(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["job", "--lengths", "short:3"])
-    assert "constant, lognormal" in capsys.readouterr().err
+        main(["job", *words])
+    assert said in capsys.readouterr().err
+
+
+def test_a_dry_run_is_no_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["job", "--tokens", "1000", "--lengths", "constant:500", "--fake-rate", "1e6", "--keys", "dry_run=true"]) == 2
+    assert "got dry_run=true" in capsys.readouterr().err
