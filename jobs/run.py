@@ -44,10 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             config = compose_job(options.words, config_dir=options.config_dir, config_name=options.config_name)
             overwrite = config.output.overwrite
             return _run(config)
-    except KeyboardInterrupt:
-        return _fail(Stopped(f"stopped; what is done is kept, {again(overwrite)} to go on"))
     except LongscanError as error:
         return _fail(error)
+    except (KeyboardInterrupt, Exception) as error:
+        # Where it comes while Hydra reads its files, Hydra makes an error of its own of it.
+        if not isinstance(error, KeyboardInterrupt) and not isinstance(error.__context__, KeyboardInterrupt):
+            raise
+        return _fail(Stopped(f"stopped; what is done is kept, {again(overwrite)} to go on"))
     finally:
         signal.signal(signal.SIGTERM, before)
 

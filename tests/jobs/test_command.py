@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import sigterm
 from fakes import tiny_checkpoint
 from longscan.jobs.run import main
 from tiny_jobs import rows, snapshot, success, table, texts, unfinish, words, write_input
@@ -299,3 +301,24 @@ class TestProcess:
         assert main(job) == 0
         assert f"going on: {done} of them done already" in capsys.readouterr().err
         assert [row["doc_id"] for row in rows(tmp_path / "out", "documents")] == [f"in.parquet#{n}" for n in range(40)]
+
+
+def test_a_stop_in_a_library_s_hands_is_a_stop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Hydra closes in a `finally` what it had not opened yet, and its error hides the signal."""
+
+    def composed(*_: object, **__: object) -> None:
+        try:
+            sigterm.send()
+            file: StringIO = StringIO()
+        finally:
+            file.close()
+
+    def failing(*_: object, **__: object) -> None:
+        raise UnboundLocalError
+
+    monkeypatch.setattr("longscan.jobs.run.compose_job", composed)
+    assert main(["limit=1"]) == 75
+    assert "stopped; what is done is kept" in capsys.readouterr().err
+    monkeypatch.setattr("longscan.jobs.run.compose_job", failing)
+    with pytest.raises(UnboundLocalError):
+        main(["limit=1"])
