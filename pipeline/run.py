@@ -49,13 +49,13 @@ from longscan.pipeline.read.find import find_files
 from longscan.pipeline.read.sample import look
 from longscan.pipeline.read.scan import Scan, scan
 from longscan.pipeline.rules import validate, without_effect
-from longscan.pipeline.shards import ShardReport
+from longscan.pipeline.shards import SHARDS_AT_ONCE, ShardReport
 from longscan.pipeline.storage.location import locate
 from longscan.pipeline.storage.redaction import remember_secrets
 from longscan.pipeline.tokenize import TextTokenizer
 from longscan.pipeline.wording import count, plural
 from longscan.pipeline.worker.job import Chain, EngineBuilder, Job, Result
-from longscan.pipeline.worker.worker import SHARDS_AT_ONCE, Worker
+from longscan.pipeline.worker.worker import Worker
 from longscan.pipeline.write.writer import check_passthrough
 
 log = logging.getLogger(__name__)

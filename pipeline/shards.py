@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass, field, replace
 
+SHARDS_AT_ONCE = 4
+"""In hand of one worker: while one shard is committed, others keep the engine busy."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:

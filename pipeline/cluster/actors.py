@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from longscan.pipeline.console import NAME, speak
 from longscan.pipeline.errors import LongscanError, Stopped
+from longscan.pipeline.shards import SHARDS_AT_ONCE
 from longscan.pipeline.worker.job import Chain, Job, Result
 from longscan.pipeline.worker.suspects import Unfit
-from longscan.pipeline.worker.worker import SHARDS_AT_ONCE, Worker
+from longscan.pipeline.worker.worker import Worker
 
 POLL_S = 0.5
 """How often a worker asks whether it is to stop."""

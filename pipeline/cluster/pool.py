@@ -15,8 +15,8 @@ from longscan.pipeline.cluster.connection import connect, told, until_left
 from longscan.pipeline.errors import LongscanError
 from longscan.pipeline.plan.nodes import Workers, cores_here
 from longscan.pipeline.progress import Progress
+from longscan.pipeline.shards import SHARDS_AT_ONCE
 from longscan.pipeline.worker.job import Chain, Job, Result
-from longscan.pipeline.worker.worker import SHARDS_AT_ONCE
 
 NO_LIMIT_S = -1
 """Ray Data gives a run up that yields no row for half an hour, which one long document may well take."""

@@ -30,6 +30,7 @@ from longscan.pipeline.model import Mamba2Geometry, model_hash
 from longscan.pipeline.model.classify import head_file, head_hash, read_heads
 from longscan.pipeline.plan.fetch import Fetched, fetch_model, fetch_tokenizer
 from longscan.pipeline.schemas import HeadShape
+from longscan.pipeline.shards import SHARDS_AT_ONCE
 from longscan.pipeline.tokenize import Prompt, TextTokenizer, check_fits, load_tokenizer, make_prompt
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,9 @@ CPU_STEP_TOKENS = 8192
 MAX_LANES = 256
 LEAST_SHARD = 1 << 20
 """Tokens."""
+ROUNDS = 8
+"""Of shards that a worker takes: those that it has in hand together end together, and at a run's end one worker may still be at its last
+round when the others have nothing left."""
 STATE_SHARE = 0.25
 """Of the device's memory, for the tables of states."""
 STEP_SHARE = 0.7
@@ -257,10 +261,11 @@ def choose_sizes(
         lanes = max(1, min(MAX_LANES, int(STATE_SHARE * device.num_bytes) // geometry.state_bytes(4) - beside))
     shard = config.output.shard_tokens
     if shard == "auto":
-        # A few shards a worker, so that the last ones even out, and none so small that its files are all overhead. A worker has
-        # several in hand at once: where there are few, whoever is ready first takes them all, and on a CPU one takes a minute.
+        # ROUNDS of them a worker, and none so small that its files are all overhead. On a CPU a small one takes a minute: where there
+        # are few, whoever is ready first would take them all.
         least = LEAST_SHARD if workers == 1 or device.kind == "cuda" else LEAST_SHARD // 8
-        shard = min(1 << 26, max(least, estimated_tokens // (8 * workers)))
+        at_once = SHARDS_AT_ONCE if workers > 1 else 1
+        shard = min(1 << 26, max(least, estimated_tokens // (ROUNDS * at_once * workers)))
     check_sizes(lanes=int(lanes), step_tokens=int(step), segment_tokens=engine.segment_tokens)
     if device.kind == "cuda":
         _check_reach("engine.step_tokens", int(step), geometry.channels, MOST_ROWS)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from longscan.pipeline.shards import Shard
+from longscan.pipeline.shards import SHARDS_AT_ONCE, Shard
 
 Chain = tuple[Shard, ...]
 
@@ -55,7 +55,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Of a run whose chains are taken one after the other, by whoever is free."""
+    """Of a run whose chains are taken in their order, by whoever has a hand free."""
 
     seconds: float
     """From when the first worker has nothing left to do until the last one is done."""
@@ -65,14 +65,50 @@ class Tail:
     """By which it is longer than if all work were spread evenly."""
 
 
-def foresee(chains: Sequence[Chain], workers: int, pace: Pace) -> Tail:
-    """What the end of a run over `chains`, in their order, will cost."""
-    free = [0.0] * workers
-    total = 0.0
-    for chain in chains:
-        seconds = sum(map(pace.seconds, chain))
-        slowest = max((pace.tokens(shard) / pace.alone for shard in chain if shard.num_rows == 1), default=0.0)
-        heapq.heappush(free, heapq.heappop(free) + max(seconds, slowest))
-        total += seconds
+@dataclass(slots=True)
+class _Hands:
+    """What one worker is at: each chain in hand gets an equal share of it."""
+
+    now: float = 0.0
+    given: float = 0.0
+    """Seconds of the worker that each chain in hand has had, and those before it, since the run's start."""
+    ends: list[float] = field(default_factory=list)
+    """For each chain in hand, how much will have been given when it is done; a heap."""
+
+    def take(self, now: float, seconds: float) -> None:
+        if self.ends:
+            self.given += (now - self.now) / len(self.ends)
+        self.now = now
+        heapq.heappush(self.ends, self.given + seconds)
+
+    @property
+    def next_end(self) -> float:
+        return self.now + (self.ends[0] - self.given) * len(self.ends)
+
+    def finish(self) -> None:
+        """The chain that is done first is done."""
+        self.now, self.given = self.next_end, self.ends[0]
+        heapq.heappop(self.ends)
+
+
+def foresee(chains: Sequence[Chain], workers: int, pace: Pace, at_once: int = SHARDS_AT_ONCE) -> Tail:
+    """What the end of a run over `chains`, in their order, will cost. at_once: chains that a worker has in hand."""
+    seconds = [sum(map(pace.seconds, chain)) for chain in chains]
+    alone = [max((pace.tokens(shard) / pace.alone for shard in chain if shard.num_rows == 1), default=0.0) for chain in chains]
+    waiting = iter(map(max, seconds, alone))
+    hands = [_Hands() for _ in range(workers)]
+    for n in range(at_once * workers):
+        if (next_one := next(waiting, None)) is not None:
+            hands[n % workers].take(0.0, next_one)
+    ends = [(of_one.next_end, n) for n, of_one in enumerate(hands) if of_one.ends]
+    heapq.heapify(ends)
+    while ends:
+        now, n = heapq.heappop(ends)
+        hands[n].finish()
+        if (next_one := next(waiting, None)) is not None:
+            hands[n].take(now, next_one)
+        if hands[n].ends:
+            heapq.heappush(ends, (hands[n].next_end, n))
+    free = [of_one.now for of_one in hands]
     whole = max(free)
-    return Tail(whole - min(free), whole, whole - total / workers)
+    return Tail(whole - min(free), whole, whole - sum(seconds) / workers)

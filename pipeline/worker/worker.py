@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 SWITCH_S = 0.0005
 COLLECT_AT = (5_000, 20, 100)
 """Objects more than there were; collections of these, and of those that outlived one, before older ones are looked through too."""
-SHARDS_AT_ONCE = 4
-"""In one worker: while one shard is committed, others keep the engine busy."""
 LATE_S = 600.0
 """How long a late attempt waits for the report of the newer one."""
 TRIES = 3

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from longscan.pipeline.plan.planner import make_plan
-from longscan.pipeline.plan.tail import Pace, foresee, longest_first, row_tokens
+from longscan.pipeline.plan.tail import Pace, Tail, foresee, longest_first, row_tokens
 from longscan.pipeline.shards import Piece, RowGroup, Shard, SourceFile
 
 FILE = SourceFile("/x", "x", 1, "v", ())
@@ -21,10 +21,33 @@ def test_a_giant_in_the_last_shard_begins_first() -> None:
     plan = make_plan([SourceFile("/x", "x", 1, "v", tuple(groups))], shard_tokens=500_000)
     order = longest_first(plan.chains())
     assert [chain[0].index for chain in order] == [8, *range(8)]
-    late, early = (foresee(chains, 2, Pace(1000.0, 1000.0)) for chains in (plan.chains(), order))
-    # Ten million tokens in one document beside four in eight shards.
+    # Ten million tokens in one document, behind four in eight shards, or before them.
+    late, early = (foresee(chains, 2, Pace(1000.0, 1000.0), at_once=1) for chains in (plan.chains(), order))
     assert (late.whole_seconds, late.seconds, late.lost_seconds) == (12_000, 10_000, 5_000)
     assert (early.whole_seconds, early.seconds, early.lost_seconds) == (10_000, 6_000, 3_000)
+    with_others = foresee(order, 2, Pace(1000.0, 1000.0))
+    assert with_others.whole_seconds in (11_500, 12_000), "three or four others have their part of its worker"
+
+
+def test_shards_in_hand_together_end_together_and_the_last_may_all_be_one_workers() -> None:
+    """Twenty alike and two workers: each is through with eight when the last four are taken, all by whoever is first."""
+    chains = [(shard(n, 1000),) for n in range(20)]
+    tail = foresee(chains, 2, Pace(1000.0, 1000.0))
+    assert (tail.whole_seconds, tail.seconds, tail.lost_seconds) == (12, 4, 2)
+    even = foresee(chains, 2, Pace(1000.0, 1000.0), at_once=1)
+    assert (even.whole_seconds, even.seconds) == (10, 0)
+    small = [(shard(n, 250),) for n in range(80)]
+    assert foresee(small, 2, Pace(1000.0, 1000.0)).lost_seconds == 0
+
+
+def test_a_chain_gets_its_share_of_its_worker() -> None:
+    """Of one worker: 2 and 6 seconds side by side, then 4 beside what is left of the 6."""
+    chains = [(shard(0, 2000),), (shard(1, 6000),), (shard(2, 4000),)]
+    tail = foresee(chains, 1, Pace(1000.0, 1000.0), at_once=2)
+    assert (tail.whole_seconds, tail.seconds, tail.lost_seconds) == (12, 0, 0)
+    # With another beside it that has one of 13 seconds in each hand: done at 4 and 12, who takes 1 second at 4 has it at 6.
+    late = [(shard(n, tokens),) for n, tokens in enumerate((2000, 13000, 6000, 13000, 1000))]
+    assert foresee(late, 2, Pace(1000.0, 1000.0), at_once=2) == Tail(26 - 9, 26, 26 - 35 / 2)
 
 
 def test_similar_lengths_keep_their_order() -> None:
@@ -38,15 +61,15 @@ def test_a_document_alone_is_as_slow_as_one_alone() -> None:
     assert (tail.whole_seconds, tail.seconds) == (16, 12)
 
 
-@given(st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(1, 1000)), min_size=1, max_size=40), st.integers(1, 9))
-def test_an_end_adds_up(sizes: list[tuple[int, int]], workers: int) -> None:
+@given(st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(1, 1000)), min_size=1, max_size=40), st.integers(1, 9), st.integers(1, 4))
+def test_an_end_adds_up(sizes: list[tuple[int, int]], workers: int, at_once: int) -> None:
     chains = longest_first([(shard(n, tokens, rows),) for n, (tokens, rows) in enumerate(sizes)])
     assert sorted(chain[0].index for chain in chains) == list(range(len(sizes)))
-    tail = foresee(chains, workers, Pace(1e6, 1e6))
+    tail = foresee(chains, workers, Pace(1e6, 1e6), at_once)
     even = sum(tokens for tokens, _ in sizes) / 1e6 / workers
     assert tail.whole_seconds == pytest.approx(even + tail.lost_seconds, abs=1e-6)
     assert -1e-6 <= tail.lost_seconds <= tail.seconds + 1e-6
-    assert tail.whole_seconds <= even + max(tokens for tokens, _ in sizes) / 1e6 + 1e-6
+    assert tail.whole_seconds <= even + at_once * max(tokens for tokens, _ in sizes) / 1e6 + 1e-6
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from longscan.pipeline.engine.engine import Engine
 from longscan.pipeline.errors import Stopped
 from longscan.pipeline.meter import BEFORE_FIRST, BETWEEN, DEVICE
 from longscan.pipeline.run import run
+from longscan.pipeline.shards import SHARDS_AT_ONCE
 from longscan.pipeline.storage.location import locate
 from longscan.pipeline.worker import build
-from longscan.pipeline.worker.worker import SHARDS_AT_ONCE
 
 SHARDS = 12
 PAUSE_S = 0.3
