@@ -20,6 +20,7 @@ from longscan.kernels.layouts import EDGES, Layout, names
 from longscan.kernels.logprob import UNWANTED, logprob
 from longscan.kernels.logprob.cases import Case as LogprobCase
 from longscan.kernels.logprob.cases import make as make_scores
+from longscan.kernels.norm import gated_rms_norm, rms_norm
 from longscan.kernels.norm.cases import EPS, make_rows
 from longscan.kernels.norm.cases import Shape as NormShape
 from longscan.kernels.pool import pool
@@ -194,6 +195,17 @@ def test_logprob(case: LogprobCase) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_no_probability_is_above_one(device: str) -> None:
+    """Of tokens that are certain: the target's logit and the largest are summed in two orders, and differ in their last bits."""
+    inputs = make_scores(LogprobCase("certain", 128, 256, 300, wanted=1.0, spread=60.0), device, BF16)
+    run = LOGPROB.logprob if device == "cpu" else partial(logprob, backend="cutile")
+    likeliest = (inputs.hidden_TD.float() @ inputs.weight_VD.float().T).argmax(1)
+    found = run(inputs.hidden_TD, inputs.weight_VD, likeliest)
+    assert bool((found <= 0).all())
+    assert int((found == 0).sum()) > 0
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_logprob_of_no_number_is_none(device: str) -> None:
     """A hidden state that has blown up gives NaN, as on the PyTorch path, and not a certainty; rows beside it keep their bits."""
     inputs = make_scores(LogprobCase("blown_up", 65, 64, 257, wanted=1.0), device, BF16)
@@ -208,6 +220,22 @@ def test_logprob_of_no_number_is_none(device: str) -> None:
     rest = torch.ones(65, dtype=torch.bool)
     rest[blown_up] = False
     assert torch.equal(found[rest], before[rest])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_norms_of_rows_that_are_nearly_zero(device: str) -> None:
+    """Whose squares are less than eps, in most of them."""
+    shape = NormShape("G2", 96, 2)
+    given = {name: tensor.to(device) for name, tensor in make_rows(shape, 64, dtype=BF16).items()}
+    x, stream = given["x"] * 1e-3, given["residual"] * 1e-3
+    add = NORM.rms_norm if device == "cpu" else partial(rms_norm, backend="cutile")
+    gate = NORM.gated_rms_norm if device == "cpu" else partial(gated_rms_norm, backend="cutile")
+    expected = oracle.rms_norm(stream.cpu() + x.cpu().float(), given["weight"].cpu(), EPS)
+    y, _ = add(x, given["weight"], residual_TD=stream, eps=EPS, out_dtype=BF16)
+    assert_close("y", y.cpu(), expected, ROUNDING, dtype=BF16)
+    options: dict[str, Any] = {"groups": shape.groups, "eps": EPS, "norm_before_gate": True}
+    expected = oracle.gated_rms_norm(x.cpu(), given["z"].cpu(), given["weight"].cpu(), **options)
+    assert_close("gated y", gate(x, given["z"], given["weight"], **options).cpu(), expected, ROUNDING, dtype=BF16)
 
 
 def test_convolutions_that_the_kernels_do_not_take() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -177,6 +178,35 @@ def test_small_and_large_time_steps_keep_their_digits(place: Place) -> None:
     inputs.tensors["dt_TH"] = steps[order.to(place.device)].view_as(inputs.tensors["dt_TH"]).bfloat16()
     del inputs.tensors["dt_bias_H"]
     check(place.run, inputs)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-14, -12), (-22, -18)])
+def test_time_steps_that_are_all_small_keep_their_digits(place: Place, low: float, high: float) -> None:
+    """e^raw of some millionths and of billionths, where 1 + e^raw has a digit of it left and none; nothing else is there to hide it."""
+    inputs = place.inputs()
+    steps = torch.linspace(low, high, inputs.tensors["dt_TH"].numel(), device=place.device)
+    inputs.tensors["dt_TH"] = steps.view_as(inputs.tensors["dt_TH"]).bfloat16()
+    inputs.tensors["ssm_SHNP"] *= math.exp(high)
+    del inputs.tensors["dt_bias_H"], inputs.tensors["D_H"]
+    check(place.run, inputs)
+
+
+@pytest.mark.parametrize("largest", [9e5, 4e6])
+def test_products_of_b_and_c_that_are_large(place: Place, largest: float) -> None:
+    """Up to a million they keep their digits on the way through fp16; beyond, outputs are finite and states what they are."""
+    inputs = place.inputs(one("T130", 130), poison=False)
+    B_TGN, C_TGN = inputs.tensors["B_TGN"], inputs.tensors["C_TGN"]
+    products = torch.einsum("agn,bgn->gab", C_TGN.double(), B_TGN.double())
+    factor = (largest / float(products.abs().max())) ** 0.5
+    inputs.tensors["B_TGN"], inputs.tensors["C_TGN"] = B_TGN * factor, C_TGN * factor
+    if largest < 1e6:
+        check(place.run, inputs)
+        return
+    (entry,) = inputs.segments.entries
+    y_THP, ssm_SHNP = place.run(**inputs.arguments())
+    _, plain_SHNP = ssd(**inputs.arguments(), backend="torch")
+    assert bool(y_THP[entry.rows].isfinite().all())
+    assert relative_error(ssm_SHNP[entry.lane_out], plain_SHNP[entry.lane_out].double()) <= TOLERANCE[torch.bfloat16]
 
 
 @pytest.mark.parametrize("span_tiles", [1, 2, 3, 100])
