@@ -22,9 +22,13 @@ def heads_a_block(group: int, P: int, N: int) -> int:
     return 2 if group % 2 == 0 and P * N <= 64 * 128 else 1
 
 
-def span_tiles(heads: int) -> int:
-    """Tiles of a span: with few heads more spans are wanted to fill a GPU, and each costs the traffic of a state."""
-    return 32 if heads <= 32 else 64
+def span_tiles(heads: int, segment: int = 64) -> int:
+    """Tiles of a span: with few heads more spans are wanted to fill a GPU, and each costs the traffic of a state.
+
+    segment: tiles of a segment. Spans end where segments do, since an entry may: a span that it cut in two would have other bits.
+    """
+    most = 32 if heads <= 32 else 64
+    return max(tiles for tiles in range(1, most + 1) if segment % tiles == 0)
 
 
 def pays(documents: int, blocks: int, processors: int) -> bool:

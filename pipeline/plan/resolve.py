@@ -225,11 +225,13 @@ def choose_spans(
     Only the CUDA Tile kernels know spans.
     """
     wanted = config.engine.spans
+    tiles = span_tiles(geometry.num_heads, config.engine.segment_tokens // TILE)
     if wanted == "auto" and before is not None:
         wanted = before.get("engine", {}).get("span_tiles") is not None
     elif wanted == "auto":
-        wanted = pays(documents, _blocks(geometry), device.processors)
-    return span_tiles(geometry.num_heads) if wanted and choice.backend == "cutile" else None
+        # Where segments ask for spans of less than half the length that is best, the states' traffic may cost more than spans gain.
+        wanted = 2 * tiles >= span_tiles(geometry.num_heads) and pays(documents, _blocks(geometry), device.processors)
+    return tiles if wanted and choice.backend == "cutile" else None
 
 
 def choose_sizes(

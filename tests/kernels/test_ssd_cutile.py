@@ -289,6 +289,14 @@ def test_states_of_spans_that_nobody_needs_are_neither_made_nor_read() -> None:
     assert [tokens > 0 for tokens in spans.wanted.tolist()] == [True] * 5 + [True, False, False, False, True] + [False] * 6
 
 
+def test_spans_end_at_the_documents_own_positions() -> None:
+    """Wherever in the step, and in the document, an entry begins."""
+    spans = cut(Segments.pack([Entry(1, 300, position=3 * TILE), Entry(7, 64, position=64)], 8, span_tiles=2))
+    assert spans.first_tile.tolist()[:4] == [1, 2, 4, 7]
+    assert spans.num_tokens.tolist()[:5] == [64, 128, 108, 64, 0]
+    assert spans.num_spans.tolist()[:2] == [3, 1]
+
+
 def alone(inputs: Inputs, entries: list[Entry], span_tiles: int | None) -> Inputs:
     """The same tensors, for `entries` only."""
     s = inputs.segments

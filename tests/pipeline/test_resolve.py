@@ -217,6 +217,12 @@ def test_spans_are_for_few_documents_and_for_those_who_ask(folder: Path, geometr
     assert [spans(wide, n) for n in (1, 2)] == [64, None]
     assert spans(narrow, 100, engine__spans=True) == 32
     assert spans(narrow, 1, engine__spans=False) is None
+    # An entry may end wherever a segment does, and no span may be cut in two: it would have other bits.
+    for tiles, narrow_span, wide_span in ((16, 16, 16), (96, 32, 48), (128, 32, 64), (5, 5, 5), (33, 11, 33), (67, 1, 1)):
+        asked = {"engine__segment_tokens": tiles * TILE}
+        assert [spans(shape, 1, engine__spans=True, **asked) for shape in (narrow, wide)] == [narrow_span, wide_span]
+        assert spans(narrow, 1, **asked) == (narrow_span if narrow_span >= 16 else None)
+        assert spans(wide, 1, **asked) == (wide_span if wide_span >= 32 else None)
     assert spans(narrow, 1, on_torch, engine__spans=True) is None
     # A run that goes on has the form that it began with, on whatever it goes on.
     began = [{"engine": {"span_tiles": tiles}} for tiles in (32, None)]
