@@ -42,7 +42,7 @@ from longscan.pipeline.plan.resolve import (
     pinned,
     tokenizer_of,
 )
-from longscan.pipeline.plan.tail import longest_first
+from longscan.pipeline.plan.tail import giants, longest_first
 from longscan.pipeline.progress import Progress
 from longscan.pipeline.read.columns import Columns
 from longscan.pipeline.read.find import find_files
@@ -138,7 +138,8 @@ def prepare(config: JobConfig) -> Prepared:
     if config.output.keep_state:
         check_keeps(tokenizer, geometry)
     before = earlier if earlier is not None or config.output.overwrite else begun_run(output)
-    spans = choose_spans(config, geometry, choice, device, whole.num_rows // workers.most, before)
+    few = giants(scanned.files, workers.most, config.limit)
+    spans = choose_spans(config, geometry, choice, device, whole.num_rows // workers.most, before, few)
     choice = replace(choice, span_tiles=spans)
     check_passthrough(config.task, list(config.input.passthrough), choice.heads, continued=continued)
     settled = replace(config, model=replace(config.model, dtype=choice.dtype, add_bos=choice.context_id is not None))

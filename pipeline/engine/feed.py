@@ -193,7 +193,10 @@ class Feed:
             if not source.pulled:
                 self.caller.news.append(self._maker.empty(source.document, source.stream.num_bytes))
                 return
-            source.opened = self._lanes.admit(self.caller, source.document, source.stream.num_bytes, source.stream.prefix)
+            stream = source.stream
+            source.opened = self._lanes.admit(
+                self.caller, source.document, stream.num_bytes, stream.prefix, estimated_tokens=stream.estimated_tokens
+            )
             source.document = source.opened.document  # the carry is large, and the engine has it now
             self._sources.append(source)
             if pulled.blocks and pulled.blocks[0].replaced:

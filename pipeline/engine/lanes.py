@@ -45,11 +45,16 @@ class Lanes:
         self._any_kept = False
         """There was a document whose state is to be kept."""
 
-    def admit(self, caller: Caller, document: Document, num_bytes: int | None, prefix: Prefix | None = None) -> OpenDocument:
-        """A document with a carry goes on where that was made. One with a prefix has its state kept, if its caller keeps anything."""
+    def admit(
+        self, caller: Caller, document: Document, num_bytes: int | None, prefix: Prefix | None = None, *, estimated_tokens: int = 0
+    ) -> OpenDocument:
+        """A document with a carry goes on where that was made. One with a prefix has its state kept, if its caller keeps anything.
+
+        estimated_tokens: of the whole document.
+        """
         self._arrivals += 1
         place, start = Candidate(self._arrivals, last_served=self.totals.steps), document.carry
-        opened = OpenDocument(caller, document if start is None else replace(document, carry=None), num_bytes, place)
+        opened = OpenDocument(caller, document if start is None else replace(document, carry=None), num_bytes, place, estimated_tokens)
         opened.prefix = prefix if caller.keeper is not None else None
         self._any_kept |= opened.prefix is not None
         if start is not None:
@@ -201,6 +206,8 @@ class Lanes:
         place, before = document.place, document.place.ready_rows
         place.complete = document.complete
         place.ready = ready_tokens(document.tokens.held, place.complete, self.segment_tokens)
+        left = document.tokens.held if place.complete else max(document.estimated_tokens - place.position, document.tokens.held)
+        place.long = left > self.step_tokens
         if document.keep_at is not None and place.position < document.keep_at:
             place.ready, place.complete = min(place.ready, document.keep_at - place.position), False
         self.ready_rows += place.ready_rows - before

@@ -134,6 +134,7 @@ class OpenDocument:
     """Of the text in UTF-8."""
     place: Candidate
     """Where it is in the schedule."""
+    estimated_tokens: int = 0
     tokens: TokenQueue = field(default_factory=TokenQueue)
     carry: HostCarry = field(default_factory=HostCarry)
     """What it carries on the host, as far as its results are in: behind its place by the steps that are on the device."""

@@ -2,7 +2,9 @@
 
 A document takes part as a `Candidate`. `plan_step` shares the step's tiles out in rounds of one segment each, to the
 least recently served document first, so that whoever was left out leads the next step: one giant cannot starve many
-short documents, many short ones cannot starve a giant, and a giant alone still fills the step. A document that would
+short documents, many short ones cannot starve a giant, and a giant alone still fills the step. Before them come, in the
+same order, those that would fill more than a step by themselves: with no more than its turn among many, a giant would be
+left alone when the others are done, and a device is slower with one. A document that would
 need a lane where none is free is passed over, so later ones that end within the step go ahead of it; the next lane that
 falls free is its own.
 
@@ -21,6 +23,8 @@ from longscan.pipeline.errors import ConfigError
 
 KEY_BITS = 48
 """Of a candidate's key, at most."""
+FIRST = 1 << 40
+"""More than steps that an engine makes."""
 
 _number = itemgetter(0)
 
@@ -40,6 +44,8 @@ class Candidate:
     complete: bool = False
     """`ready` reaches the document's end."""
     lane: int = NO_LANE
+    long: bool = False
+    """By estimate it will take more than a whole step by itself."""
 
     @property
     def ready_rows(self) -> int:
@@ -135,11 +141,11 @@ def plan_step(
 
 
 def _in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Those that are ready, by the step in which they were last served, then those that hold a lane first, then by arrival.
+    """Those that are ready, long ones first, by the step in which they were last served, then those that hold a lane, then by arrival.
 
     As one number each, made in place: steps choose among thousands of short documents, most of which come in this order already.
     """
-    numbered = [((2 * c.last_served + (c.lane == NO_LANE) << KEY_BITS) + c.key, c) for c in candidates if c.ready]
+    numbered = [((2 * (c.last_served - FIRST * c.long) + (c.lane == NO_LANE) << KEY_BITS) + c.key, c) for c in candidates if c.ready]
     numbered.sort(key=_number)
     return [c for _, c in numbered]
 

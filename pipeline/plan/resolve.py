@@ -29,6 +29,7 @@ from longscan.pipeline.errors import ConfigError, ModelError
 from longscan.pipeline.model import Mamba2Geometry, model_hash
 from longscan.pipeline.model.classify import head_file, head_hash, read_heads
 from longscan.pipeline.plan.fetch import Fetched, fetch_model, fetch_tokenizer
+from longscan.pipeline.plan.tail import Giants
 from longscan.pipeline.schemas import HeadShape
 from longscan.pipeline.shards import SHARDS_AT_ONCE
 from longscan.pipeline.tokenize import Prompt, TextTokenizer, check_fits, load_tokenizer, make_prompt
@@ -43,6 +44,10 @@ LEAST_SHARD = 1 << 20
 ROUNDS = 8
 """Of shards that a worker takes: those that it has in hand together end together, and at a run's end one worker may still be at its last
 round when the others have nothing left."""
+FEW_SHARE = 0.15
+"""Of a worker's tokens: a giant that has more of them is left alone when all others are done, since it has a segment of each step beside
+them, and takes twice as long for the rest without spans. Those cost a model of 24 heads a twentieth of its speed, others a hundredth."""
+NO_GIANTS = Giants(0, 0.0)
 STATE_SHARE = 0.25
 """Of the device's memory, for the tables of states."""
 STEP_SHARE = 0.7
@@ -217,8 +222,10 @@ def choose_spans(
     device: Device,
     documents: int,
     before: Mapping[str, Any] | None = None,
+    few: Giants = NO_GIANTS,
 ) -> int | None:
-    """Tiles of the spans in which documents are scanned, where that is asked for, or faster: with few `documents` for a worker.
+    """Tiles of the spans in which documents are scanned, where that is asked for, or faster: with few `documents` for a worker, or
+    where a `few` of these will be left when all others are done.
 
     before: facts of the run that this one goes on with, or from. A run keeps to the form that it began with, since the two differ in
     the last bits: that other machines, or more of them, would choose the other one is no reason to refuse it.
@@ -230,7 +237,8 @@ def choose_spans(
         wanted = before.get("engine", {}).get("span_tiles") is not None
     elif wanted == "auto":
         # Where segments ask for spans of less than half the length that is best, the states' traffic may cost more than spans gain.
-        wanted = 2 * tiles >= span_tiles(geometry.num_heads) and pays(documents, _blocks(geometry), device.processors)
+        alone = min(few.rows, SHARDS_AT_ONCE) if few.share > FEW_SHARE else documents
+        wanted = 2 * tiles >= span_tiles(geometry.num_heads) and pays(min(documents, alone), _blocks(geometry), device.processors)
     return tiles if wanted and choice.backend == "cutile" else None
 
 

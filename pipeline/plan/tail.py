@@ -1,4 +1,4 @@
-"""The end of a run, when not all workers have work any more: what begins first, and what the end will cost. Pure.
+"""The end of a run, when not all workers have work any more: what begins first, who will be left, and what the end will cost. Pure.
 
 What is known of lengths before anything is read is a shard's tokens and rows. A document of more than a shard has a shard of its
 own where it has a row group of its own, so giants are seen; one among many short rows of a row group is not (`sample` looks for those).
@@ -10,9 +10,12 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from longscan.pipeline.shards import SHARDS_AT_ONCE, Shard
+from longscan.pipeline.shards import SHARDS_AT_ONCE, Shard, SourceFile
 
 Chain = tuple[Shard, ...]
+
+GIANT_SHARE = 1 / 8
+"""Of what a worker does: a document of more is no longer short beside all others together."""
 
 
 def row_tokens(chain: Chain) -> int:
@@ -23,6 +26,33 @@ def row_tokens(chain: Chain) -> int:
 def longest_first(chains: Sequence[Chain]) -> list[Chain]:
     """Those of the longest documents begin first; of lengths within a factor of two, in the order in which they come."""
     return sorted(chains, key=lambda chain: -row_tokens(chain).bit_length())
+
+
+@dataclass(frozen=True, slots=True)
+class Giants:
+    """Documents each of which is a good part of all that one worker will do."""
+
+    rows: int
+    """Of them, one worker's."""
+    share: float
+    """What these are of all that it will do."""
+
+
+def giants(files: Sequence[SourceFile], workers: int, limit: int | None = None) -> Giants:
+    """Those of more than GIANT_SHARE of a worker's part of `files`, by the means of row groups. limit: only the first rows count."""
+    groups: list[tuple[int, float]] = []
+    left = limit
+    for group in (group for file in files for group in file.row_groups if group.num_rows):
+        rows = group.num_rows if left is None else min(group.num_rows, left)
+        left = None if left is None else left - rows
+        groups.append((rows, group.num_bytes * rows / group.num_rows))
+    total = sum(num_bytes for _, num_bytes in groups)
+    large = [(rows, num_bytes) for rows, num_bytes in groups if num_bytes * workers > rows * total * GIANT_SHARE]
+    if not large:
+        return Giants(0, 0.0)
+    rows = sum(rows for rows, _ in large)
+    mean, each = sum(num_bytes for _, num_bytes in large) / rows, -(-rows // workers)
+    return Giants(each, each * mean * workers / total)
 
 
 @dataclass(frozen=True, slots=True)

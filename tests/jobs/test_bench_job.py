@@ -51,6 +51,10 @@ def test_a_corpus_has_the_lengths_in_tokens(tmp_path: Path) -> None:
     found = [len(tokens.ids) for tokens in tokenizer.encode(texts)]
     assert found == pytest.approx(lengths, abs=2)
     assert (corpus.documents, corpus.tokens, corpus.longest) == (4, sum(lengths), 20_000)
+    footer = pq.ParquetFile(corpus.path).metadata
+    groups = [footer.row_group(n).num_rows for n in range(footer.num_row_groups)]
+    assert sum(groups) == 4
+    assert groups[2] == 1, "the giant has one of its own"
 
 
 class Clock:

@@ -110,6 +110,44 @@ def _two_more(lanes: Lanes, caller: Caller) -> Step | None:
     return lanes.next_step()
 
 
+@pytest.mark.parametrize("estimated", [64 * 24, 64 * 20, 0])
+def test_a_giant_among_many_is_done_when_they_are(lanes: Lanes, caller: Caller, estimated: int) -> None:
+    """Of four segments a step it has one in each, as long as it is known to be long; as little as there is known, it does not come last."""
+    giant = lanes.admit(caller, document(0), None, estimated_tokens=estimated)
+    lanes.push(giant, [block(0, 64 * 24)], complete=estimated == 0)
+    for _ in range(60):
+        admit(lanes, caller, 64, complete=True)
+    assert giant.place.long
+    served = []
+    while (step := lanes.next_step()) is not None:
+        served.append({e.document is giant: e.entry.num_tokens for e in step.entries})
+        if giant.place.position == 64 * 12:
+            lanes.push(giant, [], complete=True)
+    with_giant = [n for n, taken in enumerate(served) if True in taken]
+    assert with_giant[:20] == list(range(20)), "its last four segments are no more than a step"
+    assert served[0] == {True: 64, False: 64}
+    assert sum(False not in taken for taken in served) <= 1
+
+
+def test_how_long_a_document_is_yet_is_known_as_it_goes_on(lanes: Lanes, caller: Caller) -> None:
+    opened = lanes.admit(caller, document(0), None, estimated_tokens=600)
+    lanes.push(opened, [block(0, 65)], complete=False)
+    assert opened.place.long, "600 of 256 a step"
+    lanes.push(opened, [block(65, 280)], complete=False)
+    lanes.next_step()
+    assert (opened.place.position, opened.place.long) == (256, True), "344 by estimate"
+    lanes.push(opened, [block(345, 104)], complete=False)
+    lanes.next_step()
+    assert (opened.place.position, opened.place.long) == (448, False), "152 by estimate"
+    lanes.push(opened, [block(449, 600)], complete=False)
+    assert opened.place.long, "there are more than was thought"
+    lanes.push(opened, [], complete=True)
+    assert opened.place.long
+    while lanes.next_step() is not None:
+        pass
+    assert not caller.held_tokens
+
+
 def test_totals(lanes: Lanes, caller: Caller) -> None:
     assert lanes.totals.waste == 0.0
     admit(lanes, caller, 65, complete=True)

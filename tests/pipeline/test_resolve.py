@@ -32,6 +32,7 @@ from longscan.pipeline.plan.resolve import (
     narrower_products,
     tokenizer_of,
 )
+from longscan.pipeline.plan.tail import Giants
 from longscan.pipeline.read.sample import Sample
 from longscan.pipeline.shards import RowGroup, SourceFile
 
@@ -215,6 +216,13 @@ def test_spans_are_for_few_documents_and_for_those_who_ask(folder: Path, geometr
 
     assert [spans(narrow, n) for n in (1, 4, 5)] == [32, 32, None]
     assert [spans(wide, n) for n in (1, 2)] == [64, None]
+    # A few that will be left when all others are done count as few documents do.
+    few = {share: Giants(2, share) for share in (0.1, 0.2)}
+    assert [choose_spans(job(folder), narrow, on_cutile, gpu, 100, None, few[share]) for share in few] == [None, 32]
+    assert choose_spans(job(folder), wide, on_cutile, gpu, 100, None, Giants(1, 0.2)) == 64
+    assert choose_spans(job(folder), wide, on_cutile, gpu, 100, None, few[0.2]) is None, "two fill the GPU"
+    assert choose_spans(job(folder, engine__spans=False), narrow, on_cutile, gpu, 100, None, few[0.2]) is None
+    assert choose_spans(job(folder), narrow, on_cutile, gpu, 100, {"engine": {"span_tiles": None}}, few[0.2]) is None
     assert spans(narrow, 100, engine__spans=True) == 32
     assert spans(narrow, 1, engine__spans=False) is None
     # An entry may end wherever a segment does, and no span may be cut in two: it would have other bits.

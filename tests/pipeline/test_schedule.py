@@ -39,10 +39,14 @@ class Simulation:
 
     case: Case
     constant_shape: bool = False
+    long_first: bool = False
+    """Documents that would fill more than a step by themselves say so, as they do in the engine."""
     plans: list[StepPlan] = field(default_factory=list)
     entries: dict[int, list[Assignment]] = field(default_factory=dict)
     waited: int = 0
     """Most steps in a row that a document sat ready, with a lane or a free lane, and had no entry."""
+    waited_long: int = 0
+    """The same of those that were long then."""
 
     def run(self) -> Simulation:
         case = self.case
@@ -59,6 +63,7 @@ class Simulation:
                 arrived[key] = min(case.lengths[key], arrived[key] + inflow)
                 c.complete = arrived[key] == case.lengths[key]
                 c.ready = ready_tokens(arrived[key] - c.position, c.complete, case.segment_tokens)
+                c.long = self.long_first and case.lengths[key] - c.position > case.step_tokens
             plan = plan_step(
                 candidates.values(),
                 free,
@@ -72,6 +77,7 @@ class Simulation:
                 left_out = c.ready and key not in served and (c.lane != NO_LANE or free)
                 idle[key] = idle[key] + 1 if left_out else 0
                 self.waited = max(self.waited, idle[key])
+                self.waited_long = max(self.waited_long, idle[key] if c.long else 0)
             for a in plan.assignments:
                 self.entries.setdefault(a.key, []).append(a)
                 c = candidates[a.key]
@@ -99,10 +105,10 @@ class Simulation:
                 assert a.lane in free, "a lane that another document holds"
 
 
-@given(cases())
+@given(cases(), st.booleans())
 @settings(deadline=None)
-def test_each_token_is_scheduled_once_in_order_in_whole_segments(case: Case) -> None:
-    entries = Simulation(case).run().entries
+def test_each_token_is_scheduled_once_in_order_in_whole_segments(case: Case, long_first: bool) -> None:
+    entries = Simulation(case, long_first=long_first).run().entries
     for key, length in enumerate(case.lengths):
         position = 0
         for a in entries[key]:
@@ -114,10 +120,10 @@ def test_each_token_is_scheduled_once_in_order_in_whole_segments(case: Case) -> 
         assert position == length
 
 
-@given(cases(), st.booleans())
+@given(cases(), st.booleans(), st.booleans())
 @settings(deadline=None)
-def test_a_step_holds_what_it_says_and_no_more(case: Case, constant_shape: bool) -> None:
-    for plan in Simulation(case, constant_shape).run().plans:
+def test_a_step_holds_what_it_says_and_no_more(case: Case, constant_shape: bool, long_first: bool) -> None:
+    for plan in Simulation(case, constant_shape, long_first).run().plans:
         end = 0
         for a in plan.assignments:
             assert a.first_tile == end, "entries lie end to end"
@@ -136,6 +142,18 @@ def test_nobody_who_could_go_waits_longer_than_one_round_of_all(case: Case) -> N
     segments_a_step = case.step_tokens // case.segment_tokens
     whole = -(-max(case.lengths) // case.segment_tokens)
     assert simulation.waited <= (len(case.lengths) * min(whole, segments_a_step)) // segments_a_step + 1
+
+
+@given(cases())
+@settings(deadline=None)
+def test_a_long_one_waits_for_long_ones_alone_and_others_for_no_more_than_these_are_long(case: Case) -> None:
+    simulation = Simulation(case, long_first=True).run()
+    segments_a_step = case.step_tokens // case.segment_tokens
+    long = [length for length in case.lengths if length > case.step_tokens]
+    whole = -(-max(case.lengths) // case.segment_tokens)
+    assert simulation.waited_long <= (len(case.lengths) * min(whole, segments_a_step)) // segments_a_step + 1
+    before = sum(-(-length // case.segment_tokens) for length in long)
+    assert simulation.waited <= before + (len(case.lengths) * min(whole, segments_a_step)) // segments_a_step + 1
 
 
 def candidates(*documents: tuple[int, bool, int], last_served: int = 0) -> list[Candidate]:
@@ -160,6 +178,15 @@ def test_what_was_left_out_leads_the_next_step() -> None:
     giant, *rest = candidates((12_800, False, 3), *[(100, True, NO_LANE)] * 4, last_served=0)
     giant.last_served = 1
     assert [key for key, _, _ in plan([giant, *rest], [])] == [1, 2, 3, 4]
+
+
+def test_one_that_would_be_left_alone_is_in_every_step() -> None:
+    giant, *many = candidates((12_800, False, 3), *[(100, True, NO_LANE)] * 9)
+    giant.last_served, giant.long = 7, True
+    assert plan([*many, giant], []) == [(0, 128, 3), (1, 100, NO_LANE), (2, 100, NO_LANE), (3, 100, NO_LANE)]
+    other, *_ = candidates((12_800, False, 2), last_served=6)
+    other.key, other.long = 20, True
+    assert [key for key, _, _ in plan([*many, giant, other], [])] == [20, 0, 1, 2], "the long ones in turn"
 
 
 def test_a_short_document_overtakes_one_that_waits_for_a_lane() -> None:

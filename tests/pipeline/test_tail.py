@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from longscan.pipeline.plan.planner import make_plan
-from longscan.pipeline.plan.tail import Pace, Tail, foresee, longest_first, row_tokens
+from longscan.pipeline.plan.tail import Giants, Pace, Tail, foresee, giants, longest_first, row_tokens
 from longscan.pipeline.shards import Piece, RowGroup, Shard, SourceFile
 
 FILE = SourceFile("/x", "x", 1, "v", ())
@@ -48,6 +48,18 @@ def test_a_chain_gets_its_share_of_its_worker() -> None:
     # With another beside it that has one of 13 seconds in each hand: done at 4 and 12, who takes 1 second at 4 has it at 6.
     late = [(shard(n, tokens),) for n, tokens in enumerate((2000, 13000, 6000, 13000, 1000))]
     assert foresee(late, 2, Pace(1000.0, 1000.0), at_once=2) == Tail(26 - 9, 26, 26 - 35 / 2)
+
+
+def test_giants_are_those_that_are_long_beside_all_that_a_worker_does() -> None:
+    short = [RowGroup(100, 1000)] * 70
+    file = SourceFile("/x", "x", 1, "v", (*short, RowGroup(0, 0), RowGroup(1, 10_000), RowGroup(2, 20_000)))
+    assert giants([file], 1) == Giants(0, 0.0), "10,000 of 100,000"
+    assert giants([file], 2) == Giants(2, 0.4), "three of 10,000, for workers of 50,000"
+    assert giants([file, file], 2) == Giants(0, 0.0)
+    assert giants([file], 2, limit=7002) == Giants(1, pytest.approx(10_000 / 45_000))
+    assert giants([file], 2, limit=7000) == Giants(0, 0.0)
+    assert giants([], 1) == Giants(0, 0.0)
+    assert giants([SourceFile("/x", "x", 1, "v", (RowGroup(1, 0),))], 1) == Giants(0, 0.0)
 
 
 def test_similar_lengths_keep_their_order() -> None:
