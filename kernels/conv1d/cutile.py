@@ -157,7 +157,8 @@ def causal_conv1d(
     select = setting("conv1d.convolve", C=C, K=K).sizes.get("SELECT", 0) == 1
     arguments = (x_TC, x_AUC, weight_KC, bias_C, y_AUC, s.tile_entry, K, block, silu, select)
     kernel = tuned(convolve, "conv1d.convolve", C=C, K=K)
-    ct.launch(stream, (C // block, s.num_rows // ROWS), kernel, arguments)
+    if T:
+        ct.launch(stream, (C // block, T // ROWS), kernel, arguments)
     if s.chains:
         lanes = (s.first_tile, s.num_tokens, s.lane_in, s.lane_out)
         ct.launch(stream, (C // block, s.chains), join_tails, (x_TC, weight_KC, bias_C, tail_SKC, y_TC, *lanes, K, block, silu))

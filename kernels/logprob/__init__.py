@@ -19,7 +19,8 @@ def logprob(hidden_TD: torch.Tensor, weight_VD: torch.Tensor, targets_T: torch.T
     weight_VD: [V, D], hidden's dtype: the output projection, all of whose rows take part, padded ones too.
     targets_T: [T], int32 or int64: the token to score in each row, -1 where none is wanted.
 
-    Returns [T], fp32, NaN where the target is -1. A row's bits depend neither on its place nor on the other rows.
+    Returns [T], fp32, NaN where the target is -1 or the hidden state is not finite. A row's bits depend neither on its place nor on the
+    other rows.
     Raises ValueError on shapes and dtypes that do not fit and, on a CPU, on targets outside of [-1, V).
     """
     _check(hidden_TD, weight_VD, targets_T)

@@ -68,5 +68,6 @@ def logprob(hidden_TD: torch.Tensor, weight_VD: torch.Tensor, targets_T: torch.T
     logprob_T = torch.empty(T, dtype=torch.float32, device=hidden_TD.device)
     rows = setting("logprob.score_rows", D=D).sizes.get("ROWS", ROWS)
     arguments = (hidden_TD, weight_VD, targets_T.to(torch.int32), logprob_T, V, D, rows, COLUMNS, depth)
-    ct.launch(torch.cuda.current_stream(), (-(-T // rows),), tuned(score_rows, "logprob.score_rows", D=D), arguments)
+    if T:
+        ct.launch(torch.cuda.current_stream(), (-(-T // rows),), tuned(score_rows, "logprob.score_rows", D=D), arguments)
     return logprob_T

@@ -98,7 +98,8 @@ def rms_norm(
     y_TD = torch.empty((T, D), dtype=out_dtype, device=x_TD.device)
     rows = _rows(T, D, setting("norm.add_and_norm", D=D))
     kernel = tuned(add_and_norm, "norm.add_and_norm", D=D)
-    ct.launch(torch.cuda.current_stream(), (T // rows,), kernel, (x_TD, residual_TD, weight_D, y_TD, eps, D, rows, add, keep))
+    if T:
+        ct.launch(torch.cuda.current_stream(), (T // rows,), kernel, (x_TD, residual_TD, weight_D, y_TD, eps, D, rows, add, keep))
     return y_TD, residual_TD
 
 
@@ -112,7 +113,8 @@ def gated_rms_norm(
     kernel = tuned(gate_and_norm, "norm.gate_and_norm", J=width)
     x_TGJ, z_TGJ, y_TGJ = (t.unflatten(1, (groups, width)) for t in (x_TI, z_TI, y_TI))
     arguments = (x_TGJ, z_TGJ, weight_I.view(groups, width), y_TGJ, eps, width, rows, norm_before_gate)
-    ct.launch(torch.cuda.current_stream(), (T // rows, groups), kernel, arguments)
+    if T:
+        ct.launch(torch.cuda.current_stream(), (T // rows, groups), kernel, arguments)
     return y_TI
 
 

@@ -238,6 +238,17 @@ def test_norms_of_rows_that_are_nearly_zero(device: str) -> None:
     assert_close("gated y", gate(x, given["z"], given["weight"], **options).cpu(), expected, ROUNDING, dtype=BF16)
 
 
+def test_steps_without_rows_launch_nothing() -> None:
+    """A launch needs a block."""
+    none = Layout("none", (), 0, slots=1)
+    y_TC, _ = CONV1D.causal_conv1d(**make_inputs(CONVOLUTIONS[0], none, dtype=BF16).arguments(activation="silu"))
+    rows, weight = torch.zeros(0, 96, dtype=BF16), torch.ones(96)
+    y_TD, _ = NORM.rms_norm(rows, weight, residual_TD=None, eps=EPS, out_dtype=BF16)
+    y_TI = NORM.gated_rms_norm(rows, rows, weight, groups=2, eps=EPS, norm_before_gate=False)
+    scores = LOGPROB.logprob(rows, torch.ones(9, 96, dtype=BF16), torch.zeros(0, dtype=torch.int64))
+    assert [tuple(found.shape) for found in (y_TC, y_TD, y_TI, scores)] == [(0, 96)] * 3 + [(0,)]
+
+
 def test_convolutions_that_the_kernels_do_not_take() -> None:
     for taps in (1, 5):
         shape = ConvShape("taps", C=96, K=taps, stride=96)
