@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -415,6 +416,16 @@ def test_a_caller_that_does_not_read_holds_up_nobody(alone: Results) -> None:
         next(unread)
         same(collect(one.process(streams())), alone)
         assert collect(unread)[7][-1].num_tokens == 100_000  # type: ignore[union-attr]
+
+
+def test_rows_wait_for_a_slow_reader_of_a_few_steps_alone() -> None:
+    """As where a disk is slow: who does not read does not feed, and rows come of what was fed."""
+    most = 0
+    with engine(lanes=2, step_tokens=512) as one:
+        for _ in one.process(streams([5000] * 8)):
+            time.sleep(0.001)
+            most = max([most, *(len(caller.news) for caller in one._callers)])
+    assert 0 < most <= 2 * 6 * 512 // 128, "a window and a row of tokens for every 128 of four steps at hand and two on the device"
 
 
 def test_a_closed_engine_says_so_and_has_no_thread() -> None:
