@@ -52,6 +52,8 @@ def connect(**settings: Any) -> bool:
     """Start Ray, or join it, unless this process is part of a cluster already. Whether it was this call that did."""
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its C++ part writes straight to the terminal
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a thread of Ray Data that comes late starts no cluster of its own
+    # A local Ray starts a process a core for tasks that may come. Here none do, and the few actors wait for these to be started first.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     import ray
 
     if ray.is_initialized():

@@ -24,6 +24,7 @@ from guarded import guarded
 from longscan.jobs.compose import compose_job
 from longscan.jobs.run import main
 from longscan.pipeline.cluster import pool
+from longscan.pipeline.cluster.connection import connect, until_left
 from longscan.pipeline.errors import OutputError
 from longscan.pipeline.output.folder import RunFolder
 from longscan.pipeline.plan.planner import Plan
@@ -116,6 +117,21 @@ def test_on_ray_on_this_machine(alone: Path, model: Path, source: Path, tmp_path
     assert said["workers_at_work"] == len(workers)
     assert said["worker_seconds"] / len(workers) <= said["longest_worker_seconds"] <= said["worker_seconds"]
     assert "12 of 12 shards, 23 documents, 1 error" in capsys.readouterr().err
+
+
+def test_ray_on_this_machine_starts_no_processes_for_tasks_that_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default it starts one a core, and the actors come behind them: seconds on a large machine."""
+    import ray
+
+    def parent() -> int:
+        return os.getppid()
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)  # Ray starts no more of them at once than there are cores
+    with until_left(connect(address="local", num_cpus=12, include_dashboard=False)):
+        raylet = ray.get(ray.remote(parent).remote())
+        stats = [path.read_text("utf-8", "replace") for path in Path("/proc").glob("[0-9]*/stat") if path.exists()]
+    parents = [int(stat.rpartition(")")[2].split()[1]) for stat in stats]
+    assert 1 <= parents.count(raylet) <= 6, "the task's, and those that look after the node"
 
 
 @pytest.mark.parametrize("workers", [1, 4])
