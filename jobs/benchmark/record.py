@@ -25,6 +25,8 @@ class JobRecord:
     """Its shape, where its weights are random, else the name of its folder."""
     lengths: str
     task: str
+    keys: tuple[str, ...]
+    """Of the job, beside those that the benchmark sets itself."""
     documents: int
     tokens: int
     longest: int
@@ -111,6 +113,7 @@ def record_of(
         model=_name(options),
         lengths=options.lengths,
         task=options.task,
+        keys=tuple(options.keys),
         documents=corpus.documents,
         tokens=tokens,
         longest=corpus.longest,

@@ -101,7 +101,9 @@ def _network(row: Content) -> tuple[tuple[str, ...], str]:
 def _corpus(row: Content) -> str:
     kind, _, size = row["lengths"].partition(":")
     words = {"constant": f"documents of {size}", "lognormal": f"log-normal lengths, median {size}", "giant": "one document"}.get(kind, kind)
-    return words if row["task"] == "embed" else f"{words}; {row['task']}"
+    if row["task"] != "embed":
+        words += f"; {row['task']}"
+    return "; ".join([words, *(f"`{key}`" for key in row.get("keys", ()))])
 
 
 def _job(key: Sequence[str], row: Content) -> str:
@@ -112,7 +114,8 @@ def _job(key: Sequence[str], row: Content) -> str:
     if row["sequence_tokens_per_second"] is not None:
         share += f"; {row['tokens_per_second'] / row['sequence_tokens_per_second']:.1%} of one sequence of 65,536"
     idle = " / ".join(f"{row[name]:.2f}" for name in ("before_first_s", "between_steps_s", "behind_last_s"))
-    memory = f"{row['device_peak_mb'] / 1e3:.1f} GB" if row["device_peak_mb"] else ""
+    here = row["cpu_ns_per_token"] is not None  # workers in other processes have memory of their own
+    memory = f"{row['device_peak_mb'] / 1e3:.1f} GB" if here and row["device_peak_mb"] else ""
     return _line(key[0], key[1], f"{row['tokens']:,}", speed, share, f"{row['device_share']:.1%}", f"{idle} s", memory)
 
 

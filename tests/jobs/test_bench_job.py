@@ -140,9 +140,9 @@ def test_a_worker_without_work_makes_no_job_faster() -> None:
         "alignment_waste": 0.0,
         "stages": {"device": device},
     }
-    options = argparse.Namespace(lengths="giant", task="embed", fake_rate=0.0, cluster="local", shape="130m", layers=4)
+    options = argparse.Namespace(lengths="giant", task="embed", fake_rate=0.0, cluster="local", shape="130m", layers=4, keys=["seed=1"])
     record = record_of(options, Corpus(Path("c.parquet"), 1, 1000, 1000), metrics, Watch(), 100.0, 125.0)
-    assert record.model == "130m, 4 layers"
+    assert (record.model, record.keys) == ("130m, 4 layers", ("seed=1",))
     assert (record.workers, record.tokens_per_second, record.share_of_model, record.device_share) == (1, 100.0, 1.0, 1.0)
     (line,) = (line for line in record.lines() if line.startswith("sequence"))
     assert "125 tokens/s" in line

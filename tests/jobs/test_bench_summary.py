@@ -52,6 +52,7 @@ JOB = {
     "between_steps_s": 0.2,
     "behind_last_s": 0.3,
     "device_peak_mb": 7752.3,
+    "cpu_ns_per_token": 2000.0,
     "peers": [],
 }
 PEER = {"name": "stack", "tokens": 800_000, "tokens_per_second": 5e5, "times_peer": 3.5, "distance": 1e-3, "note": ""}
@@ -111,7 +112,8 @@ def test_the_table_goes_between_its_marks(tmp_path: Path) -> None:
 
 def test_a_job_has_its_line_and_its_peers_theirs(tmp_path: Path) -> None:
     assert jobs_summary(tmp_path) == NO_JOBS
-    one = JOB | {"lengths": "giant", "task": "score", "workers": 2, "sequence_tokens_per_second": 2e6, "device_peak_mb": 0.0}
+    one = JOB | {"lengths": "giant", "task": "score", "workers": 2, "sequence_tokens_per_second": 2e6, "cpu_ns_per_token": None}
+    one["keys"] = ["engine.spans=false", "engine.lanes=3"]
     lost = PEER | {"name": "other", "tokens_per_second": None, "times_peer": None, "distance": None, "note": "failed: E"}
     windows = PEER | {"name": "windows", "distance": None, "note": "another function"}
     put(tmp_path, "a.json", "job", facts("2026-01-01", "old"), JOB | {"tokens": 1, "peers": [PEER, lost]})
@@ -119,7 +121,8 @@ def test_a_job_has_its_line_and_its_peers_theirs(tmp_path: Path) -> None:
     lines = jobs_summary(tmp_path).splitlines()
     assert lines[2:5] == [
         "| 130m | documents of 500 | 40,000,000 | 1,750,000 in 22.9 s | 92.1% | 95.0% | 0.10 / 0.20 / 0.30 s | 7.8 GB |",
-        "| 130m | one document; score | 40,000,000 | 1,750,000 in 22.9 s, 2 GPUs | 92.1%; 87.5% of one sequence of 65,536 | 95.0% "
+        "| 130m | one document; score; `engine.spans=false`; `engine.lanes=3` | 40,000,000 | 1,750,000 in 22.9 s, 2 GPUs "
+        "| 92.1%; 87.5% of one sequence of 65,536 | 95.0% "
         "| 0.10 / 0.20 / 0.30 s |  |",
         "",
     ]
