@@ -93,7 +93,8 @@ class Engine:
         """What the engine's thread waits for."""
         self._news = threading.Condition(self._lock)
         """What callers wait for."""
-        self._callers: set[Caller] = set()
+        self._callers: list[Caller] = []
+        """In the order in which they began."""
         self._delivered = 0
         """Tokens of the steps whose results are in."""
         self._closed = self._given_up = self._stopping = self._stopped = False
@@ -115,14 +116,14 @@ class Engine:
         caller = Caller(keeper)
         feed = Feed(caller, iter(streams), self._lanes, self._maker, self._vocab_size)
         with self._lock:
-            self._callers.add(caller)
+            self._callers.append(caller)
         try:
             yield from self._pump(caller, feed)
         finally:
             with self._lock:
                 for document in list(caller.documents):
                     self._lanes.drop(document)
-                self._callers.discard(caller)
+                self._callers.remove(caller)
                 self._work.notify()
             feed.close()
 
@@ -183,7 +184,7 @@ class Engine:
                 self._check_alive()
                 news = list(caller.news)
                 caller.news.clear()
-                pull = None if self._stopped else feed.choose()
+                pull = None if self._stopped else feed.choose(self._bringing_before(caller))
                 if pull is None and not news:
                     if feed.done:
                         return
@@ -202,6 +203,10 @@ class Engine:
                     with self._lock:
                         feed.give(pulled)
                         self._work.notify()
+
+    def _bringing_before(self, caller: Caller) -> int:
+        """Callers that began before this one and still have tokens to bring."""
+        return sum(not before.fed for before in self._callers[: self._callers.index(caller)])
 
     def _put_away(self, caller: Caller, states: int) -> None:
         """The caller has so many states no longer in memory: others may be copied for it."""

@@ -20,14 +20,16 @@ from longscan.pipeline.engine.rows import RowMaker, error_row
 from longscan.pipeline.errors import DocumentError
 from longscan.pipeline.records import Document, ErrorRow, TokenBlock, TokenStream
 
-STEPS_AHEAD = 4
-"""A caller holds tokens for this many steps, unless its documents need more to move at all."""
+STEPS_AHEAD = (6, 5, 3, 2)
+"""A caller holds tokens for so many steps, by how many before it still bring some, unless its documents need more to move at all. Steps
+take of each as much as its part of what all hold: alike, callers that began together would end together, and none would have tokens
+while all are at their ends and beginnings."""
 
 DOCUMENT_STEPS_AHEAD = 2
 """Of these, one document holds at most as many: the step that runs and the next."""
 
-MOST_STEPS_OPEN = STEPS_AHEAD + 2
-"""A caller's open documents take up a tile each, however short they are, of at most so many steps: those ahead and those on the device."""
+STEPS_ON_DEVICE = 2
+"""A caller's open documents take up a tile each, however short they are, of at most the steps ahead and these."""
 
 MIN_OPEN = 2
 """Documents open at a time however long they are, so that the end of one does not leave the engine without the next."""
@@ -83,9 +85,10 @@ class Feed:
         """Every stream has been pulled to its end, and the engine has given every result."""
         return self._exhausted and not self._sources and not self.caller.documents
 
-    def choose(self) -> Callable[[], Pulled | ErrorRow | list[Pulled | ErrorRow | None] | None] | None:
+    def choose(self, before: int = 0) -> Callable[[], Pulled | ErrorRow | list[Pulled | ErrorRow | None] | None] | None:
         """What to pull next: call it without the lock and hand its result to `give`. None where nothing is needed now.
 
+        before: callers that began earlier and still bring tokens.
         A document that holds a lane and cannot go on comes first, whatever is at hand elsewhere: nobody else can free its lane.
         """
         self._sources = [s for s in self._sources if s.opened is not None and not s.opened.gone]
@@ -94,11 +97,12 @@ class Feed:
         stuck = next((s for s, d in hungry if d.place.lane != NO_LANE), None)
         if stuck is not None:
             return partial(self._pull, stuck)
-        if self.caller.held_tokens >= STEPS_AHEAD * self._lanes.step_tokens:
+        ahead = STEPS_AHEAD[min(before, len(STEPS_AHEAD) - 1)]
+        if self.caller.held_tokens >= ahead * self._lanes.step_tokens:
             return None
         if hungry:
             return partial(self._pull, hungry[0][0])
-        if self._may_open():
+        if self._may_open(ahead):
             return self._open_several
         most = DOCUMENT_STEPS_AHEAD * self._lanes.step_tokens
         short = min((d.tokens.held for _, d in opened), default=most)
@@ -126,13 +130,13 @@ class Feed:
             if close is not None:
                 close()
 
-    def _may_open(self) -> bool:
-        if len(self.caller.documents) * TILE >= MOST_STEPS_OPEN * self._lanes.step_tokens:
+    def _may_open(self, ahead: int) -> bool:
+        if len(self.caller.documents) * TILE >= (ahead + STEPS_ON_DEVICE) * self._lanes.step_tokens:
             return False
         if self._exhausted or len(self._sources) < MIN_OPEN:
             return not self._exhausted
         expected = sum(source.expected for source in self._sources)
-        return self.caller.held_tokens + expected < STEPS_AHEAD * self._lanes.step_tokens
+        return self.caller.held_tokens + expected < ahead * self._lanes.step_tokens
 
     def _open_several(self) -> list[Pulled | ErrorRow | None]:
         """Short documents together, so that the lock, the choice and the engine's waking come once for them: as many as make a

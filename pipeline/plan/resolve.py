@@ -41,9 +41,8 @@ CPU_STEP_TOKENS = 8192
 MAX_LANES = 256
 LEAST_SHARD = 1 << 20
 """Tokens."""
-ROUNDS = 8
-"""Of shards that a worker takes: those that it has in hand together end together, and at a run's end one worker may still be at its last
-round when the others have nothing left."""
+SHARDS_EACH = 16
+"""Of a worker: then a run's end, when some are at their last shard and others have none, costs some 2 % (`tail.foresee`)."""
 FEW_SHARE = 0.15
 """Of a worker's tokens: a giant that has more of them is left alone when all others are done, since it has a segment of each step beside
 them, and takes twice as long for the rest without spans. Those cost a model of 24 heads a twentieth of its speed, others a hundredth."""
@@ -271,11 +270,10 @@ def choose_sizes(
         lanes = max(1, min(MAX_LANES, int(STATE_SHARE * device.num_bytes) // geometry.state_bytes(4) - beside))
     shard = config.output.shard_tokens
     if shard == "auto":
-        # ROUNDS of them a worker, and none so small that its files are all overhead. On a CPU a small one takes a minute: where there
-        # are few, whoever is ready first would take them all.
+        # None so small that its files are all overhead. On a CPU a small one takes a minute: where there are few, whoever is ready first
+        # would take them all.
         least = LEAST_SHARD if workers == 1 or device.kind == "cuda" else LEAST_SHARD // 8
-        at_once = SHARDS_AT_ONCE if workers > 1 else 1
-        shard = min(1 << 26, max(least, estimated_tokens // (ROUNDS * at_once * workers)))
+        shard = min(1 << 26, max(least, estimated_tokens // (SHARDS_EACH * workers)))
     check_sizes(lanes=int(lanes), step_tokens=int(step), segment_tokens=engine.segment_tokens)
     if device.kind == "cuda":
         _check_reach("engine.step_tokens", int(step), geometry.channels, MOST_ROWS)

@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from longscan.pipeline.engine.feed import STEPS_AHEAD
 from longscan.pipeline.shards import SHARDS_AT_ONCE, Shard, SourceFile
 
 Chain = tuple[Shard, ...]
@@ -97,28 +98,34 @@ class Tail:
 
 @dataclass(slots=True)
 class _Hands:
-    """What one worker is at: each chain in hand gets an equal share of it."""
+    """What one worker is at: its engine takes more of the chains that it has longer."""
 
     now: float = 0.0
-    given: float = 0.0
-    """Seconds of the worker that each chain in hand has had, and those before it, since the run's start."""
-    ends: list[float] = field(default_factory=list)
-    """For each chain in hand, how much will have been given when it is done; a heap."""
+    left: list[float] = field(default_factory=list)
+    """Seconds of the worker that each chain in hand takes yet, the oldest first."""
 
     def take(self, now: float, seconds: float) -> None:
-        if self.ends:
-            self.given += (now - self.now) / len(self.ends)
-        self.now = now
-        heapq.heappush(self.ends, self.given + seconds)
+        self._go_on(now)
+        self.left.append(seconds)
 
     @property
     def next_end(self) -> float:
-        return self.now + (self.ends[0] - self.given) * len(self.ends)
+        return self.now + min(left / share for left, share in zip(self.left, self._shares, strict=True))
 
     def finish(self) -> None:
         """The chain that is done first is done."""
-        self.now, self.given = self.next_end, self.ends[0]
-        heapq.heappop(self.ends)
+        first = min(range(len(self.left)), key=lambda n: self.left[n] / self._shares[n])
+        self._go_on(self.next_end)
+        del self.left[first]
+
+    @property
+    def _shares(self) -> list[float]:
+        ahead = STEPS_AHEAD[: len(self.left)]
+        return [steps / sum(ahead) for steps in ahead]
+
+    def _go_on(self, now: float) -> None:
+        self.left = [left - (now - self.now) * share for left, share in zip(self.left, self._shares, strict=True)]
+        self.now = now
 
 
 def foresee(chains: Sequence[Chain], workers: int, pace: Pace, at_once: int = SHARDS_AT_ONCE) -> Tail:
@@ -130,14 +137,14 @@ def foresee(chains: Sequence[Chain], workers: int, pace: Pace, at_once: int = SH
     for n in range(at_once * workers):
         if (next_one := next(waiting, None)) is not None:
             hands[n % workers].take(0.0, next_one)
-    ends = [(of_one.next_end, n) for n, of_one in enumerate(hands) if of_one.ends]
+    ends = [(of_one.next_end, n) for n, of_one in enumerate(hands) if of_one.left]
     heapq.heapify(ends)
     while ends:
         now, n = heapq.heappop(ends)
         hands[n].finish()
         if (next_one := next(waiting, None)) is not None:
             hands[n].take(now, next_one)
-        if hands[n].ends:
+        if hands[n].left:
             heapq.heappush(ends, (hands[n].next_end, n))
     free = [of_one.now for of_one in hands]
     whole = max(free)

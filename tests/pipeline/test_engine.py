@@ -425,7 +425,7 @@ def test_rows_wait_for_a_slow_reader_of_a_few_steps_alone() -> None:
         for _ in one.process(streams([5000] * 8)):
             time.sleep(0.001)
             most = max([most, *(len(caller.news) for caller in one._callers)])
-    assert 0 < most <= 2 * 6 * 512 // 128, "a window and a row of tokens for every 128 of four steps at hand and two on the device"
+    assert 0 < most <= 2 * 8 * 512 // 128, "a window and a row of tokens for every 128 of six steps at hand and two on the device"
 
 
 def test_a_closed_engine_says_so_and_has_no_thread() -> None:
@@ -480,7 +480,7 @@ def test_documents_of_a_token_are_opened_only_a_few_steps_ahead() -> None:
     with engine(lanes=2, step_tokens=512, on_tokens=count) as one:
         rows = collect(one.process(watched()))
     assert len(rows) == done == 2000
-    assert ahead <= 6 * 8 + 8, "four steps at hand, two on their way, and a few that are opened together"
+    assert ahead <= 8 * 8 + 8, "six steps at hand, two on their way, and a few that are opened together"
 
 
 def test_a_wrong_estimate_does_not_fill_the_memory() -> None:
@@ -506,7 +506,7 @@ def test_a_wrong_estimate_does_not_fill_the_memory() -> None:
         rows = collect(one.process(underestimated(ordinal) for ordinal in range(30)))
     assert len(rows) == 30
     assert done == cut == 30 * 5000
-    assert ahead <= 8 * 512, "four steps at hand, two on their way, and what keeps documents with lanes going"
+    assert ahead <= 10 * 512, "six steps at hand, two on their way, and what keeps documents with lanes going"
 
 
 def test_a_giant_is_opened_when_all_but_one_are_nearly_cut() -> None:
