@@ -3,10 +3,11 @@
 A document takes part as a `Candidate`. `plan_step` shares the step's tiles out in rounds of one segment each, to the
 least recently served document first, so that whoever was left out leads the next step: one giant cannot starve many
 short documents, many short ones cannot starve a giant, and a giant alone still fills the step. Before them come, in the
-same order, those that would fill more than a step by themselves: with no more than its turn among many, a giant would be
-left alone when the others are done, and a device is slower with one. A document that would
-need a lane where none is free is passed over, so later ones that end within the step go ahead of it; the next lane that
-falls free is its own.
+same order, those under way that would fill more than a step by themselves: with no more than its turn among many, a giant
+would be left alone when the others are done, and a device is slower with one. They are so many as take half of a step's
+segments, so that whoever is no longer long is not left waiting with its lane until none is. A document that would need a
+lane where none is free is passed over, so later ones that end within the step go ahead of it; the next lane that falls
+free is its own.
 
 The cut of a document depends on its own positions alone: an entry is a whole number of segments, or reaches the
 document's end. So the tokens of a segment are the same whatever else is in the step.
@@ -23,8 +24,8 @@ from longscan.pipeline.errors import ConfigError
 
 KEY_BITS = 48
 """Of a candidate's key, at most."""
-FIRST = 1 << 40
-"""More than steps that an engine makes."""
+LONG_SHARE = 2
+"""Long documents come first in one of so many parts of a step's segments: in the rest nobody waits for them to end."""
 
 _number = itemgetter(0)
 
@@ -130,7 +131,7 @@ def plan_step(
     reset_tokens: an entry that begins between two multiples of it ends at the second: so none both reads a lane and starts afresh.
     keep_lanes: a document has a lane to its end, also one that begins and ends in one step.
     """
-    order = _in_order(candidates)
+    order = _in_order(candidates, step_tokens // segment_tokens // LONG_SHARE)
     shares = _Shares(step_tokens // TILE, len(free_lanes), segment_tokens, reset_tokens, keep_lanes)
     left = order
     while left and shares.serve_round(left) and shares.tiles_left:
@@ -140,14 +141,20 @@ def plan_step(
     return StepPlan(assignments, step_tokens // TILE if constant_shape and used else used)
 
 
-def _in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Those that are ready, long ones first, by the step in which they were last served, then those that hold a lane, then by arrival.
+def _in_order(candidates: Iterable[Candidate], long_first: int) -> list[Candidate]:
+    """Those that are ready, by the step in which they were last served, then those that hold a lane first, then by arrival; before them
+    all, in the same order, `long_first` of the long ones that hold a lane.
 
     As one number each, made in place: steps choose among thousands of short documents, most of which come in this order already.
     """
-    numbered = [((2 * (c.last_served - FIRST * c.long) + (c.lane == NO_LANE) << KEY_BITS) + c.key, c) for c in candidates if c.ready]
+    numbered = [((2 * c.last_served + (c.lane == NO_LANE) << KEY_BITS) + c.key, c) for c in candidates if c.ready]
     numbered.sort(key=_number)
-    return [c for _, c in numbered]
+    order = [c for _, c in numbered]
+    first = [c for c in order if c.long and c.lane != NO_LANE][:long_first]
+    if not first:
+        return order
+    keys = {c.key for c in first}
+    return [*first, *(c for c in order if c.key not in keys)]
 
 
 class _Shares:

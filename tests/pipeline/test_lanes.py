@@ -129,6 +129,19 @@ def test_a_giant_among_many_is_done_when_they_are(lanes: Lanes, caller: Caller, 
     assert sum(False not in taken for taken in served) <= 1
 
 
+def test_documents_of_little_more_than_a_step_end_as_others_begin(caller: Caller) -> None:
+    """In steps of one segment: were each first while it is long, all would wait for their last tokens, each with its lane."""
+    lanes = Lanes(settings_of(TaskConfig("embed"), lanes=20, step_tokens=64, segment_tokens=64), Slots(20))
+    opened: list[OpenDocument] = []
+    for _ in range(60):
+        while sum(not document.place.position for document in opened) < 3:
+            opened.append(admit(lanes, caller, 70, complete=True))
+            assert opened[-1].place.long
+        lanes.next_step()
+        assert sum(document.place.lane != NO_LANE for document in opened) <= 3
+    assert len(opened) > 30
+
+
 def test_how_long_a_document_is_yet_is_known_as_it_goes_on(lanes: Lanes, caller: Caller) -> None:
     opened = lanes.admit(caller, document(0), None, estimated_tokens=600)
     lanes.push(opened, [block(0, 65)], complete=False)

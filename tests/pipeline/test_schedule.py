@@ -45,8 +45,6 @@ class Simulation:
     entries: dict[int, list[Assignment]] = field(default_factory=dict)
     waited: int = 0
     """Most steps in a row that a document sat ready, with a lane or a free lane, and had no entry."""
-    waited_long: int = 0
-    """The same of those that were long then."""
 
     def run(self) -> Simulation:
         case = self.case
@@ -77,7 +75,6 @@ class Simulation:
                 left_out = c.ready and key not in served and (c.lane != NO_LANE or free)
                 idle[key] = idle[key] + 1 if left_out else 0
                 self.waited = max(self.waited, idle[key])
-                self.waited_long = max(self.waited_long, idle[key] if c.long else 0)
             for a in plan.assignments:
                 self.entries.setdefault(a.key, []).append(a)
                 c = candidates[a.key]
@@ -146,14 +143,13 @@ def test_nobody_who_could_go_waits_longer_than_one_round_of_all(case: Case) -> N
 
 @given(cases())
 @settings(deadline=None)
-def test_a_long_one_waits_for_long_ones_alone_and_others_for_no_more_than_these_are_long(case: Case) -> None:
+def test_with_long_ones_first_nobody_waits_more_than_twice_as_long(case: Case) -> None:
+    """Of a step's segments half at most are for those that come first."""
     simulation = Simulation(case, long_first=True).run()
     segments_a_step = case.step_tokens // case.segment_tokens
-    long = [length for length in case.lengths if length > case.step_tokens]
     whole = -(-max(case.lengths) // case.segment_tokens)
-    assert simulation.waited_long <= (len(case.lengths) * min(whole, segments_a_step)) // segments_a_step + 1
-    before = sum(-(-length // case.segment_tokens) for length in long)
-    assert simulation.waited <= before + (len(case.lengths) * min(whole, segments_a_step)) // segments_a_step + 1
+    shared = segments_a_step - segments_a_step // 2
+    assert simulation.waited <= (len(case.lengths) * min(whole, segments_a_step)) // shared + 1
 
 
 def candidates(*documents: tuple[int, bool, int], last_served: int = 0) -> list[Candidate]:
@@ -187,6 +183,27 @@ def test_one_that_would_be_left_alone_is_in_every_step() -> None:
     other, *_ = candidates((12_800, False, 2), last_served=6)
     other.key, other.long = 20, True
     assert [key for key, _, _ in plan([*many, giant, other], [])] == [20, 0, 1, 2], "the long ones in turn"
+
+
+def test_long_ones_leave_half_of_a_step_to_the_others() -> None:
+    """However many they are: one that is no longer long would wait for them all, with its lane."""
+    ending, *long = candidates((100, True, 9), *[(12_800, False, lane) for lane in range(6)], last_served=7)
+    ending.last_served = 8
+    for n, c in enumerate(long):
+        c.long, c.last_served = True, n + 2
+    assert [key for key, _, _ in plan([ending, *long], [])] == [1, 2, 3, 4]
+    ending.last_served = 3
+    assert [key for key, _, _ in plan([ending, *long], [])] == [1, 2, 0, 3]
+    assert [key for key, _, _ in plan([ending, *long], [], step_tokens=128)] == [1], "one segment a step goes to whose turn it is"
+    ending.last_served = 1
+    assert [key for key, _, _ in plan([ending, *long], [], step_tokens=128)] == [0]
+
+
+def test_a_long_one_that_has_no_lane_yet_keeps_no_other_from_coming_first() -> None:
+    new, giant, *many = candidates((12_800, False, NO_LANE), (12_800, False, 3), *[(100, True, NO_LANE)] * 9)
+    new.long, giant.long, giant.last_served = True, True, 7
+    assert [key for key, _, _ in plan([new, giant, *many], [], step_tokens=256)] == [1, 2]
+    assert [key for key, _, _ in plan([new, giant, *many], [5], step_tokens=256)] == [1, 0]
 
 
 def test_a_short_document_overtakes_one_that_waits_for_a_lane() -> None:
