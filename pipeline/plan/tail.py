@@ -53,7 +53,7 @@ def giants(files: Sequence[SourceFile], workers: int, limit: int | None = None) 
         return Giants(0, 0.0)
     rows = sum(rows for rows, _ in large)
     mean, each = sum(num_bytes for _, num_bytes in large) / rows, -(-rows // workers)
-    return Giants(each, each * mean * workers / total)
+    return Giants(each, min(1.0, each * mean * workers / total))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class _Hands:
 
     @property
     def _shares(self) -> list[float]:
-        ahead = STEPS_AHEAD[: len(self.left)]
+        ahead = [STEPS_AHEAD[min(before, len(STEPS_AHEAD) - 1)] for before in range(len(self.left))]
         return [steps / sum(ahead) for steps in ahead]
 
     def _go_on(self, now: float) -> None:

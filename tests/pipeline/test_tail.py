@@ -60,6 +60,7 @@ def test_giants_are_those_that_are_long_beside_all_that_a_worker_does() -> None:
     assert giants([file, file], 2) == Giants(0, 0.0)
     assert giants([file], 2, limit=7002) == Giants(1, pytest.approx(10_000 / 45_000))
     assert giants([file], 2, limit=7000) == Giants(0, 0.0)
+    assert giants([file], 100, limit=7001) == Giants(1, 1.0), "its worker does nothing else"
     assert giants([], 1) == Giants(0, 0.0)
     assert giants([SourceFile("/x", "x", 1, "v", (RowGroup(1, 0),))], 1) == Giants(0, 0.0)
 
@@ -75,7 +76,7 @@ def test_a_document_alone_is_as_slow_as_one_alone() -> None:
     assert (tail.whole_seconds, tail.seconds) == (16, 12)
 
 
-@given(st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(1, 1000)), min_size=1, max_size=40), st.integers(1, 9), st.integers(1, 4))
+@given(st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(1, 1000)), min_size=1, max_size=40), st.integers(1, 9), st.integers(1, 6))
 def test_an_end_adds_up(sizes: list[tuple[int, int]], workers: int, at_once: int) -> None:
     chains = longest_first([(shard(n, tokens, rows),) for n, (tokens, rows) in enumerate(sizes)])
     assert sorted(chain[0].index for chain in chains) == list(range(len(sizes)))
