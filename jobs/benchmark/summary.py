@@ -140,10 +140,11 @@ def _order(key: Sequence[str]) -> tuple[int, str, str]:
 def _measured(facts: Iterable[Content]) -> Iterator[str]:
     """A line for each GPU, commit and date that a row of the table is from."""
     for where in sorted({f"{f['gpu']}, driver {f['driver']}, {f['date']}, commit {f['commit']}" for f in facts}):
-        yield f"Measured on {where}; bf16."
+        yield f"* measured on {where}; bf16"
 
 
 def _origins(facts: Iterable[Content]) -> Iterator[str]:
     yield from _measured(facts)
+    yield ""
     yield "Limits: 4.3 TB/s or 790 TFLOP/s, whichever takes longer; of a network, its products by cuBLAS in the same run and the limits of"
     yield "the rest."

@@ -80,9 +80,9 @@ def test_the_newest_result_of_a_row_counts(tmp_path: Path) -> None:
         "| ssd | mamba2-130m | 16 documents | 0.172 ms, 0.110 ns a token and head | 1.50 | peer 1, 0.688 ms | 4.00 |",
         "| network | 130m, 24 layers | one document | 2,500,000 tokens/s, 1.09 ms a layer | 1.21 | stack, 1,250,000 tokens/s | 2.00 |",
     ]
-    assert [line for line in lines if "Measured" in line] == [
-        "Measured on NVIDIA H200, driver 580.1, 2026-02-01, commit new; bf16.",
-        "Measured on NVIDIA H200, driver 580.1, 2026-02-02, commit later; bf16.",
+    assert [line for line in lines if "measured" in line] == [
+        "* measured on NVIDIA H200, driver 580.1, 2026-02-01, commit new; bf16",
+        "* measured on NVIDIA H200, driver 580.1, 2026-02-02, commit later; bf16",
     ]
 
 
@@ -131,5 +131,5 @@ def test_a_job_has_its_line_and_its_peers_theirs(tmp_path: Path) -> None:
         "| 130m | documents of 500 | other | 800,000 | failed: E |  |  |",
         "| 130m | documents of 500 | windows | 800,000 | 500,000 | 3.50 | another function |",
         "",
-        "Measured on NVIDIA H200, driver 580.1, 2026-01-02, commit new; bf16.",
+        "* measured on NVIDIA H200, driver 580.1, 2026-01-02, commit new; bf16",
     ]
