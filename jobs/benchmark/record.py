@@ -29,6 +29,7 @@ class JobRecord:
     """Of the job, beside those that the benchmark sets itself."""
     documents: int
     tokens: int
+    """That went through the model; those that states of an earlier run stand for did not."""
     longest: int
     cores: int
     """Of a worker."""
@@ -79,7 +80,9 @@ class JobRecord:
         each = " each" if self.workers > 1 else ""
         yield f"{plural(self.workers, 'worker')} with {plural(self.cores, 'core')}{each}, {self.device}, {self.backend}"
         yield f"job      {self.tokens_per_second:12,.0f} tokens/s in {self.seconds:.2f} s; {self.whole_seconds:.2f} s from start to end"
-        yield f"model    {self.model_tokens_per_second:12,.0f} tokens/s alone; the job has {self.share_of_model:.1%} of it"
+        rate, times = self.model_tokens_per_second, f"{self.workers} x " if self.workers > 1 else ""
+        of_it = f"{self.share_of_model:.1%} of {'them' if times else 'it'}"
+        yield f"model    {f'{times}{rate:,.0f}':>12} tokens/s alone; the job has {of_it}"
         if self.sequence_tokens_per_second is not None:
             rate = self.sequence_tokens_per_second
             share = self.tokens_per_second / rate
@@ -104,7 +107,7 @@ def record_of(
     """What `metrics`, a run's, `watch` and the speeds of its model alone (`model`, `sequence`) say of a job."""
     stages = {name: metrics["stages"][name] for name in STAGES if name in metrics["stages"]}
     workers, seconds = metrics["workers_at_work"], metrics["longest_worker_seconds"]
-    tokens = metrics["tokens"]
+    tokens = metrics["computed_tokens"]
     apart = options.fake_rate or metrics["device"] == "cuda"
     device, before, between = (metrics["stages"].get(name, {"seconds": 0.0})["seconds"] for name in ("device", BEFORE_FIRST, BETWEEN))
     staged = sum(cost["cpu_seconds"] for name, cost in stages.items() if apart or name != "launch")

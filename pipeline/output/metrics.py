@@ -86,7 +86,6 @@ class Metrics:
     def _content(self, computed_tokens: int) -> dict[str, Any]:
         seconds, usage = self.seconds, self._usage
         reports = [result.report for result in self._results if result.report is not None]
-        tokens = sum(report.num_tokens - report.carried.continued_tokens for report in reports)
         mine = {"seconds": seconds, "computed_tokens": computed_tokens}
         everything = [*self._done, *reports]
         return {
@@ -94,7 +93,8 @@ class Metrics:
             "shards": len(reports),
             "failed_shards": len(self._results) - len(reports),
             **_counts(reports),
-            "tokens_per_second": round(tokens / seconds, 1) if seconds else None,
+            # Not by the reports: their tokens may be those of earlier starts and of an earlier run, and what is under way is in none.
+            "tokens_per_second": round(computed_tokens / seconds, 1) if seconds else None,
             **self._about,
             "carries": _carried(reports),
             "workers_at_work": usage.workers,

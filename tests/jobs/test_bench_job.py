@@ -129,7 +129,8 @@ def test_a_worker_without_work_makes_no_job_faster() -> None:
     """One giant on a pool of four: the others have nothing to do."""
     device = {"cpu_seconds": 0.0, "seconds": 10.0}
     metrics = {
-        "tokens": 1000,
+        "tokens": 9000,  # with those that states of an earlier run stand for
+        "computed_tokens": 1000,
         "device": "cuda",
         "backend": "cutile",
         "workers": {"least": 4, "most": 4, "cores": 2, "gpus": 1.0},
@@ -147,6 +148,9 @@ def test_a_worker_without_work_makes_no_job_faster() -> None:
     (line,) = (line for line in record.lines() if line.startswith("sequence"))
     assert "125 tokens/s" in line
     assert line.endswith("the job has 80.0% of it")
+    metrics |= {"workers_at_work": 2, "longest_worker_seconds": 5.0}
+    lines = list(record_of(options, Corpus(Path("c.parquet"), 2, 1000, 500), metrics, Watch(), 125.0, None).lines())
+    assert "model         2 x 125 tokens/s alone; the job has 80.0% of them" in lines
 
 
 def test_a_job_with_a_real_model_is_held_against_it(tmp_path: Path) -> None:

@@ -66,6 +66,21 @@ def test_a_start_and_all_starts(tmp_path: Path) -> None:
     assert found["carries"]["recomputed_tokens"] == 9
 
 
+@pytest.mark.parametrize(
+    "carried",
+    [{}, {"kept_tokens": 900}, {"recomputed_tokens": 30, "kept_tokens": 800}, {"continued_tokens": 950}],
+    ids=["first", "stopped", "killed", "states"],
+)
+def test_speed_is_of_what_this_start_computed_however_it_began(tmp_path: Path, carried: dict[str, int]) -> None:
+    clock = Clock()
+    metrics = start(tmp_path, 2, clock, report(0, 5000))
+    clock.now += 20
+    metrics.add(Result(1, report(1, 1000, **carried)), 100)
+    metrics.write(160)  # 60 are of shards that are under way
+    found = read(tmp_path)
+    assert (found["tokens"], found["computed_tokens"], found["tokens_per_second"]) == (1000, 160, 8.0)
+
+
 def test_workers_are_those_that_did_something_and_the_longest_at_it_is_known(tmp_path: Path) -> None:
     """Each tells what came since its result before: after 10 and 12 seconds one of them, after 4 the other."""
     metrics = start(tmp_path, 1, Clock())

@@ -96,8 +96,10 @@ def test_after_sigterm_nothing_is_computed_twice(model: Path, source: Path, undi
     assert sum(seen) + last.seen == total, told
     assert told["recomputed_tokens"] == 0
     assert told["resumed_documents"] > 0
-    run = json.loads((tmp_path / "out" / "_run" / "metrics.json").read_text())["run"]
+    metrics = json.loads((tmp_path / "out" / "_run" / "metrics.json").read_text())
+    run = metrics["run"]
     assert (run["starts"], run["computed_tokens"], run["tokens"]) == (3, total, total), "a start that is stopped leaves its numbers"
+    assert metrics["tokens_per_second"] == pytest.approx(last.seen / metrics["seconds"], abs=0.06)
 
 
 def test_after_a_crash_at_most_an_interval_of_each_document_in_flight(
@@ -113,6 +115,8 @@ def test_after_a_crash_at_most_an_interval_of_each_document_in_flight(
         assert main(command) == 0
     assert_same(tmp_path / "out", expected)
     assert carries(tmp_path / "out")["most_recomputed_tokens"] <= 1024
+    metrics = json.loads((tmp_path / "out" / "_run" / "metrics.json").read_text())
+    assert metrics["tokens_per_second"] == pytest.approx(last.seen / metrics["seconds"], abs=0.06)
     # Four lanes: an interval of each.
     assert 0 <= seen + last.seen - total <= 4 * 1024
 

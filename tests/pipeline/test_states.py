@@ -112,6 +112,8 @@ def test_a_chain_of_runs_gives_the_bits_of_runs_on_the_whole_texts(task: str, mo
             assert counted.seen == sum(lengths.values()) - sum(before.values())
             assert (told["continued_documents"], told["continued_tokens"]) == (len(before), sum(before.values()))
             assert told["states_left_out"] == 0
+            metrics = json.loads((runs[-1] / "_run" / "metrics.json").read_text())
+            assert metrics["tokens_per_second"] == pytest.approx(counted.seen / metrics["seconds"], abs=0.06)
             windows = rows(runs[-1], "windows") if (runs[-1] / "windows").exists() else []
             assert all(row["token_end"] > begun[row["doc_id"]] for row in windows)
     assert len(kept) >= 5
