@@ -17,16 +17,17 @@ from typing import Any
 from longscan.kernels import tuning
 from longscan.pipeline import cluster
 from longscan.pipeline.config import JobConfig
-from longscan.pipeline.errors import OutputError, Stopped, TooManyErrors, again
-from longscan.pipeline.keep.leftover import kept_tokens
+from longscan.pipeline.errors import ConfigError, OutputError, Stopped, TooManyErrors, again
+from longscan.pipeline.keep.leftover import Done, kept_tokens
+from longscan.pipeline.keep.states import STATES, read_index
 from longscan.pipeline.model import Mamba2Geometry, check_weights, read_geometry
 from longscan.pipeline.model.recipe import read_recipe, settle
 from longscan.pipeline.output.bindings import check_bound, check_keeps, earlier_run
 from longscan.pipeline.output.duplicates import warn_of_duplicates
-from longscan.pipeline.output.folder import RunFolder, begun_run, open_output
+from longscan.pipeline.output.folder import RunFolder, begun_run, find_output, open_output
 from longscan.pipeline.output.lengths import warn_of_length
 from longscan.pipeline.output.metrics import Metrics
-from longscan.pipeline.plan.dryrun import Estimate, estimate, measure_speeds
+from longscan.pipeline.plan.dryrun import Complete, Estimate, estimate, measure_speeds
 from longscan.pipeline.plan.fingerprint import fingerprint, provenance, run_facts
 from longscan.pipeline.plan.nodes import Workers, size_workers
 from longscan.pipeline.plan.planner import Plan, make_plan
@@ -80,8 +81,8 @@ class Prepared:
     tokenizer: TextTokenizer | None
 
 
-def run(config: JobConfig, *, build: EngineBuilder | None = None) -> dict[str, Any] | Estimate:
-    """Do the job, or go on with it. Returns the summary of the finished run, as `_SUCCESS` holds it; for a dry run an estimate.
+def run(config: JobConfig, *, build: EngineBuilder | None = None) -> dict[str, Any] | Estimate | Complete:
+    """Do the job, or go on with it. Returns the summary of the finished run, as `_SUCCESS` holds it; for a dry run what is left to do.
 
     build: makes the workers' engines instead of `build.build_engine`.
 
@@ -184,14 +185,30 @@ def _plan(prepared: Prepared) -> Plan:
     )
 
 
-def _dry_run(prepared: Prepared) -> Estimate:
+def _dry_run(prepared: Prepared) -> Estimate | Complete:
+    """What the job would do, or has left to do; nothing is written."""
     config, choice, workers = prepared.config, prepared.choice, prepared.workers
+    output = find_output(config.output.path, prepared.facts, overwrite=config.output.overwrite)
+    if output is not None and output.finished:
+        return Complete(str(output.place))
+    plan = _plan(prepared) if output is None else output.plan(prepared.scan.files)
+    sizes, done = _sizes(plan, config), _done(config, output, plan)
     model = (config.model.path, config.model.revision, choice)
-    asked = (prepared.sizes.step_tokens, config.engine.segment_tokens, workers.cores, config.task.scores)
+    asked = (sizes.step_tokens, config.engine.segment_tokens, workers.cores, config.task.scores)
     speeds = cluster.on_a_worker(config, workers.gpus, measure_speeds, *model, *asked)
     sample = look(prepared.scan.files, Columns.of(config.input), prepared.tokenizer, limit=config.limit)
-    made = (prepared.geometry, choice, prepared.sizes, _plan(prepared), workers, speeds, sample)
+    made = (prepared.geometry, choice, sizes, plan, workers, speeds, sample, done)
     return estimate(*made, segment_tokens=config.engine.segment_tokens, keep_state=config.output.keep_state)
+
+
+def _done(config: JobConfig, output: RunFolder | None, plan: Plan) -> Done:
+    """output: of a run that is there."""
+    path = config.input.state_path
+    states = [] if path is None else [of_id[0].position for of_id in read_index(locate(path, ConfigError) / STATES).values()]
+    if output is None:
+        return Done(states=states)
+    reports = output.reports()
+    return Done(reports, kept_tokens(output.place, [shard.index for shard in plan.shards if shard.index not in reports]), states)
 
 
 def _work(prepared: Prepared, output: RunFolder, build: EngineBuilder | None) -> dict[str, Any]:
@@ -261,7 +278,7 @@ def _run_shards(
     ended: list[Result] = []
     if not left:
         return ended
-    estimated, kept = sum(shard.estimated_tokens for shard in left.values()), kept_tokens(output.place, left)
+    estimated, kept = sum(shard.estimated_tokens for shard in left.values()), sum(kept_tokens(output.place, left).values())
     if job.config.cluster.mode != "inprocess":
         log.info("workers start on Ray; the first tokens come when one has loaded the model")
     with Progress(estimated, len(left), kept_tokens=kept) as progress, _told(metrics, progress):

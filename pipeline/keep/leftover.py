@@ -6,7 +6,7 @@ Quick and unchecked, for progress and for suspects: what is truly used of it is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -15,6 +15,7 @@ from longscan.pipeline.commit.ledger import RUN, THREADS
 from longscan.pipeline.keep.carry import named
 from longscan.pipeline.keep.frames import read_headers
 from longscan.pipeline.keep.journal import SUFFIX, open_binary
+from longscan.pipeline.shards import ShardReport
 from longscan.pipeline.storage.location import Location, children
 
 log = logging.getLogger(__name__)
@@ -63,16 +64,28 @@ def leftover(output: Location, shard: int) -> Leftover:
     return Leftover(finished, positions)
 
 
-def kept_tokens(output: Location, shards: Iterable[int]) -> int:
-    """Tokens of these shards that need not be computed again."""
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a start of a run finds done."""
+
+    shards: Mapping[int, ShardReport] = field(default_factory=dict)
+    """Those that are committed."""
+    kept: Mapping[int, int] = field(default_factory=dict)
+    """Tokens of shards that are not, which need not be computed again."""
+    states: Sequence[int] = ()
+    """Tokens before each state of an earlier run that this one may go on from."""
+
+
+def kept_tokens(output: Location, shards: Iterable[int]) -> dict[int, int]:
+    """Of those of these shards that have been begun, the tokens that need not be computed again."""
     try:
         there = set(children(output / RUN / "carries"))
     except Exception as error:
         log.warning("%s: what earlier starts have kept cannot be read: %s", output, error)
-        return 0
+        return {}
     begun = [shard for shard in shards if f"{shard:05d}" in there]
     with ThreadPoolExecutor(THREADS) as pool:
-        return sum(left.tokens for left in pool.map(lambda shard: leftover(output, shard), begun))
+        return dict(zip(begun, pool.map(lambda shard: leftover(output, shard).tokens, begun), strict=True))
 
 
 def _tokens(rows: Iterable[tuple[str, dict[str, int]]]) -> int:

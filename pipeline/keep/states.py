@@ -113,39 +113,12 @@ class KeptStates:
     def _entries(self) -> Mapping[str, list[Entry]]:
         with self._reading:
             if self._index is None:
-                self._index = self._read_index()
+                self._index = read_index(self.folder)
         return self._index
-
-    def _read_index(self) -> dict[str, list[Entry]]:
-        """Documents may share an id: all their states, the furthest first."""
-        if gone := missing_parts(self.folder):
-            log.warning("states are gone, and documents begin anew for want of them: %s", gone)
-        index: dict[str, list[Entry]] = {}
-        with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
-            for entries in pool.map(self._part_entries, [name for name in children(self.folder) if name.endswith(".parquet")]):
-                for doc_id, entry in entries:
-                    index.setdefault(doc_id, []).append(entry)
-        for of_id in index.values():
-            of_id.sort(key=lambda entry: -entry.position)
-        return index
-
-    def _part_entries(self, name: str) -> list[tuple[str, Entry]]:
-        entries = []
-        try:
-            with self._opened(name) as part:
-                for group in range(part.metadata.num_row_groups):
-                    rows = part.read_row_group(group, columns=["doc_id", "position", "prefix_length", "prefix_sha256"]).to_pylist()
-                    for row, of in enumerate(rows):
-                        prefix = Prefix(of["prefix_length"], of["prefix_sha256"])
-                        entries.append((of["doc_id"], Entry(name, group, row, of["position"], prefix)))
-        except Exception as error:  # each file system has exceptions of its own
-            log.warning("%s: these states cannot be read; their documents begin anew: %s", self.folder / name, redact(str(error)))
-            return []
-        return entries
 
     def _read(self, entry: Entry) -> tuple[SavedCarry, dict[str, torch.Tensor]] | str:
         try:
-            with self._opened(entry.part) as part:
+            with _opened(self.folder / entry.part) as part:
                 state = part.read_row_group(entry.row_group, columns=["state"]).column(0)[entry.row].as_buffer()
         except Exception as error:  # each file system has exceptions of its own
             return f"{self.folder / entry.part}: cannot be read: {redact(str(error))}"
@@ -159,8 +132,38 @@ class KeptStates:
             )
         return parsed[1]
 
-    @contextmanager
-    def _opened(self, name: str) -> Iterator[pq.ParquetFile]:
-        place = self.folder / name
-        with place.fs.open(place.path, "rb") as file:
-            yield pq.ParquetFile(file, page_checksum_verification=True, pre_buffer=False)
+
+def read_index(folder: Location) -> dict[str, list[Entry]]:
+    """The states in a folder by their documents' ids, without the states. Documents may share an id: all theirs, the furthest first."""
+    if gone := missing_parts(folder):
+        log.warning("states are gone, and documents begin anew for want of them: %s", gone)
+    index: dict[str, list[Entry]] = {}
+    with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
+        parts = [folder / name for name in children(folder) if name.endswith(".parquet")]
+        for entries in pool.map(_part_entries, parts):
+            for doc_id, entry in entries:
+                index.setdefault(doc_id, []).append(entry)
+    for of_id in index.values():
+        of_id.sort(key=lambda entry: -entry.position)
+    return index
+
+
+def _part_entries(place: Location) -> list[tuple[str, Entry]]:
+    entries = []
+    try:
+        with _opened(place) as part:
+            for group in range(part.metadata.num_row_groups):
+                rows = part.read_row_group(group, columns=["doc_id", "position", "prefix_length", "prefix_sha256"]).to_pylist()
+                for row, of in enumerate(rows):
+                    prefix = Prefix(of["prefix_length"], of["prefix_sha256"])
+                    entries.append((of["doc_id"], Entry(place.name, group, row, of["position"], prefix)))
+    except Exception as error:  # each file system has exceptions of its own
+        log.warning("%s: these states cannot be read; their documents begin anew: %s", place, redact(str(error)))
+        return []
+    return entries
+
+
+@contextmanager
+def _opened(place: Location) -> Iterator[pq.ParquetFile]:
+    with place.fs.open(place.path, "rb") as file:
+        yield pq.ParquetFile(file, page_checksum_verification=True, pre_buffer=False)

@@ -83,6 +83,18 @@ def open_output(path: str, facts: Mapping[str, Any], *, overwrite: bool = False)
     return RunFolder(place, wanted, lock, started=found is not None)
 
 
+def find_output(path: str, facts: Mapping[str, Any], *, overwrite: bool = False) -> RunFolder | None:
+    """The run that `open_output` would go on with, or find finished, to be read only: nothing is locked or written. None for a new run.
+
+    Raises OutputError where `open_output` does because of what is there.
+    """
+    place = locate(path, OutputError)
+    wanted: Facts = json.loads(json.dumps(facts))
+    found = _facts_of(place)
+    _check_same(place, found, wanted, overwrite)
+    return None if found is None or overwrite else RunFolder(place, wanted, None, started=True)
+
+
 class RunFolder:
     """A run's output, held by this process. As a context: unlocked when it is left."""
 

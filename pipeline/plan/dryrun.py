@@ -10,18 +10,19 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from longscan.kernels.segments import TILE, Entry, Segments
 from longscan.pipeline.engine.slots import spare_slots
+from longscan.pipeline.keep.leftover import Done
 from longscan.pipeline.model import Mamba2, Mamba2Geometry, load_model
 from longscan.pipeline.plan.fetch import fetch_model
 from longscan.pipeline.plan.nodes import Workers
 from longscan.pipeline.plan.planner import BYTES_PER_TOKEN, Plan
 from longscan.pipeline.plan.resolve import Choice, Sizes
-from longscan.pipeline.plan.tail import Pace, Tail, foresee, longest_first
+from longscan.pipeline.plan.tail import Chain, Pace, Tail, foresee, longest_first
 from longscan.pipeline.read.sample import Sample
 from longscan.pipeline.wording import clock_time, count, num_bytes, plural
 
@@ -47,12 +48,25 @@ class Speeds(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Complete:
+    """Nothing is left to do."""
+
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: the run is complete already, nothing to do\nnothing was written"
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """All but `rows` and `shards` are estimates."""
 
     shards: int
     rows: int
     tokens: int
+    done: Done
+    left_tokens: int
+    """Of `tokens`, those that this run has yet to compute, but for what an earlier run's states stand for; what time is estimated of."""
     device: str
     program_bytes: int
     weights_bytes: int
@@ -80,15 +94,38 @@ class Estimate:
                 f"shards      {self.shards}",
                 f"documents   {plural(self.rows, 'row')}",
                 f"tokens      about {count(self.tokens)}, by the size of the column and {self.bytes_per_token:.1f} bytes a token, {known}",
+                *self._done(),
                 self._memory(),
                 f"time        about {clock_time(self.tail.whole_seconds)} with {plural(self.workers, 'worker')} once at work, "
                 f"at {count(self.pace.speed)} tokens/s each in the model, as a few steps went",
+                *self._continued(),
                 *self._longest(),
                 self._end(),
                 *kept,
                 "nothing was written",
             )
         )
+
+    def _done(self) -> list[str]:
+        """Of a run that goes on."""
+        if not (self.done.shards or self.done.kept):
+            return []
+        tokens, kept = sum(report.num_tokens for report in self.done.shards.values()), sum(self.done.kept.values())
+        return [
+            f"done        {len(self.done.shards)} of {plural(self.shards, 'shard')} with {count(tokens)} tokens, and {count(kept)} tokens "
+            f"of others; about {count(self.left_tokens)} are left, and the time is theirs"
+        ]
+
+    def _continued(self) -> list[str]:
+        """Of an earlier run's states. Which of its documents are among these is found when they are read."""
+        if not self.done.states:
+            return []
+        most = sum(self.done.states)
+        least_s = self.tail.whole_seconds * max(0.0, 1 - most / self.left_tokens) if self.left_tokens else 0.0
+        return [
+            f"continued   up to {count(most)} tokens of {plural(len(self.done.states), 'document')} lie before states of input.state_path "
+            f"and need not be computed, though the time counts them: it may be down to {clock_time(least_s)}"
+        ]
 
     def _memory(self) -> str:
         parts = {"weights": self.weights_bytes, "states": self.state_bytes, "a step": self.step_bytes}
@@ -122,14 +159,16 @@ def estimate(
     workers: Workers,
     speeds: Speeds,
     sample: Sample,
+    done: Done,
     *,
     segment_tokens: int,
     keep_state: bool = False,
 ) -> Estimate:
-    """Add up what is known."""
-    chains, bytes_per_token = longest_first(plan.chains()), sample.bytes_per_token or BYTES_PER_TOKEN
+    """Add up what is known. done: of this plan."""
+    bytes_per_token = sample.bytes_per_token or BYTES_PER_TOKEN
     pace = _pace(speeds, sample, workers.cores, beside=choice.device != "cpu", scale=BYTES_PER_TOKEN / bytes_per_token)
-    at_work = min(workers.most, len(chains))
+    chains = _left(longest_first(plan.chains()), done, pace.scale)
+    at_work = max(1, min(workers.most, len(chains)))
     in_use = sizes.lanes if choice.device != "cpu" else min(sizes.lanes, plan.num_rows)
     slots = in_use + choice.context_slots + spare_slots(sizes.step_tokens, segment_tokens)
     itemsize = choice.itemsize
@@ -138,6 +177,8 @@ def estimate(
         shards=len(plan.shards),
         rows=plan.num_rows,
         tokens=tokens,
+        done=done,
+        left_tokens=round(sum(shard.estimated_tokens for chain in chains for shard in chain) * pace.scale),
         device=choice.device,
         program_bytes=speeds.program_bytes,
         weights_bytes=geometry.num_parameters * itemsize,
@@ -151,6 +192,20 @@ def estimate(
         kept_states=min(plan.num_rows, tokens // segment_tokens) if keep_state else None,
         kept_bytes=geometry.state_bytes(itemsize),
     )
+
+
+def _left(chains: Sequence[Chain], done: Done, scale: float) -> list[Chain]:
+    """The chains without what is done. scale: tokens there are for each that the plan estimates."""
+    left = []
+    for chain in chains:
+        shards = [shard for shard in chain if shard.index not in done.shards]
+        kept = [round(done.kept.get(shard.index, 0) / scale) for shard in shards]
+        left.append(
+            tuple(
+                replace(shard, estimated_tokens=max(0, shard.estimated_tokens - tokens)) for shard, tokens in zip(shards, kept, strict=True)
+            )
+        )
+    return [chain for chain in left if chain]
 
 
 def _pace(speeds: Speeds, sample: Sample, cores: int, *, beside: bool, scale: float) -> Pace:

@@ -167,6 +167,28 @@ def test_dry_run_prints_and_writes_nothing(model: Path, source: Path, tmp_path: 
     assert not out.exists()
 
 
+def test_a_dry_run_counts_what_is_done(model: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    job = words(model, source, out, SMALL_SHARDS)
+    assert main(job) == 0
+    unfinish(out, 0)
+    before = snapshot(out)
+    capsys.readouterr()
+    assert main([*job, "dry_run=true"]) == 0
+    assert "done        5 of 6 shards with " in capsys.readouterr().out
+    assert main([*job, "dry_run=true", "output.overwrite=true"]) == 0
+    assert "done" not in capsys.readouterr().out, "it is to be done anew"
+    assert main([*job, "dry_run=true", "seed=7"]) == 2
+    assert "seed: 0 -> 7" in capsys.readouterr().err, "as the job is refused"
+    assert snapshot(out) == before
+    assert main(job) == 0
+    before = snapshot(out)
+    capsys.readouterr()
+    assert main([*job, "dry_run=true"]) == 0
+    assert capsys.readouterr().out == f"{out}: the run is complete already, nothing to do\nnothing was written\n"
+    assert snapshot(out) == before
+
+
 def test_limit_takes_the_first_rows_of_the_whole_input(model: Path, source: Path, tmp_path: Path) -> None:
     assert main(words(model, source, tmp_path / "out", "limit=14")) == 0
     ids = [row["doc_id"] for row in rows(tmp_path / "out", "documents")]

@@ -15,6 +15,7 @@ from fakes import tiny_checkpoint
 from longscan.kernels.segments import MOST_ROWS, TILE
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.errors import ConfigError, ModelError
+from longscan.pipeline.keep.leftover import Done
 from longscan.pipeline.model import Mamba2Geometry, read_geometry
 from longscan.pipeline.plan.dryrun import Speeds, _peak_bytes, estimate, measure_speed
 from longscan.pipeline.plan.nodes import Workers
@@ -34,7 +35,7 @@ from longscan.pipeline.plan.resolve import (
 )
 from longscan.pipeline.plan.tail import Giants
 from longscan.pipeline.read.sample import Sample
-from longscan.pipeline.shards import RowGroup, SourceFile
+from longscan.pipeline.shards import RowGroup, ShardReport, SourceFile
 
 GB = 1 << 30
 CPU = Device("cpu", "x86_64", 16 * GB)
@@ -310,7 +311,7 @@ def test_an_estimate_adds_up(folder: Path, geometry: Mamba2Geometry) -> None:
     choice = chosen(folder, CPU)
     sizes = choose_sizes(job(folder), geometry, CPU, plan.estimated_tokens, 4)
     speeds, sample = Speeds(1000.0, 500.0, 300_000_000), Sample(longest=8_000_000, rows=7, beyond=30_000_000, bytes_per_token=None)
-    found = estimate(geometry, choice, sizes, plan, Workers(4, 4, 2, 0), speeds, sample, segment_tokens=8192)
+    found = estimate(geometry, choice, sizes, plan, Workers(4, 4, 2, 0), speeds, sample, Done(), segment_tokens=8192)
     assert (found.rows, found.tokens, found.workers) == (15, 20_000_000, 2)
     assert found.weights_bytes == 4 * geometry.num_parameters
     said = str(found)
@@ -320,6 +321,27 @@ def test_an_estimate_adds_up(folder: Path, geometry: Mamba2Geometry) -> None:
     assert "longest     about 2.0 M tokens, 1:06:40 alone, of 7 rows that were looked at; another may have up to 7.5 M" in said
     assert "0:00 with workers idle, which costs 0:00" in said
     assert "the program itself 300.0 MB" in said
+    assert "done" not in said
+
+
+def test_an_estimate_is_of_what_is_left(folder: Path, geometry: Mamba2Geometry) -> None:
+    files = [SourceFile("/x", "x", 1, "v", (RowGroup(4, 16_000_000),) * 3)]
+    plan = make_plan(files, shard_tokens=1 << 22)
+    assert [shard.estimated_tokens for shard in plan.shards] == [4_000_000] * 3
+    choice, sample = chosen(folder, CPU), Sample(longest=8_000_000, rows=12, beyond=0, bytes_per_token=2.0)
+    sizes = choose_sizes(job(folder), geometry, CPU, plan.estimated_tokens, 1)
+    made = (geometry, choice, sizes, plan, Workers(1, 1, 2, 0), Speeds(1e6, 1e6, 0), sample)
+    reports = {0: ShardReport(0, 4, 0, 7_500_000, 0, 9.0)}
+    whole, left = (estimate(*made, done, segment_tokens=64) for done in (Done(), Done(reports, {2: 6_000_000}, [3_000_000, 4_000_000])))
+    assert (whole.tokens, whole.left_tokens, left.tokens, left.left_tokens) == (24_000_000, 24_000_000, 24_000_000, 10_000_000)
+    assert left.tail.whole_seconds == pytest.approx(10, abs=0.1)
+    assert "done        1 of 3 shards with 7.5 M tokens, and 6.0 M tokens of others; about 10.0 M are left, and the time is theirs" in str(
+        left
+    )
+    assert "continued   up to 7.0 M tokens of 2 documents lie before states of input.state_path" in str(left)
+    assert "it may be down to 0:03" in str(left)
+    all_done = estimate(*made, Done(dict.fromkeys(range(3), reports[0])), segment_tokens=64)
+    assert (all_done.left_tokens, all_done.tail.whole_seconds) == (0, 0.0), "but for its mark"
 
 
 def test_the_peak_of_what_is_done_is_measured(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from longscan.pipeline.progress import Progress
 from longscan.pipeline.storage.location import locate
 from longscan.pipeline.wording import count
 from stopping import Stop, carries, stopped
-from tiny_jobs import rows, same_tables, some_ids, texts, words, write_input
+from tiny_jobs import rows, same_tables, snapshot, some_ids, texts, words, write_input
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -121,6 +121,21 @@ def test_after_a_crash_at_most_an_interval_of_each_document_in_flight(
     assert 0 <= seen + last.seen - total <= 4 * 1024
 
 
+def test_a_dry_run_counts_what_a_stop_has_kept(model: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = job(model, source, tmp_path / "out", "everything")
+    assert stopped(command, 3000) > 0
+    place, before = locate(str(tmp_path / "out")), snapshot(tmp_path / "out")
+    done = len(list((tmp_path / "out" / "_run" / "manifest").glob("*.json")))
+    kept = sum(kept_tokens(place, range(3)).values())
+    capsys.readouterr()
+    assert main([*command, "dry_run=true"]) == 0
+    said = capsys.readouterr().out
+    assert f"done        {done} of 3 shards with " in said
+    assert f" tokens, and {count(kept)} tokens of others; about " in said
+    assert kept > 0
+    assert snapshot(tmp_path / "out") == before
+
+
 def test_progress_begins_with_what_is_kept(
     model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -158,7 +173,7 @@ def test_what_is_left_is_found_by_names_and_headers(tmp_path: Path) -> None:
         (folder / name).touch()
     found = leftover(place, 3)
     assert (found.finished, found.positions, found.tokens, found.mark) == ({0: 70, 2: 0}, {1: 256}, 326, (2, 256))
-    assert kept_tokens(place, [2, 3]) == 326
+    assert kept_tokens(place, [2, 3]) == {3: 326}
     assert leftover(place, 2).mark == (0, 0)
     (folder / "000001-000001.rows").write_bytes(pack({"docs": [{"ends": True}]}))
     assert leftover(place, 3).tokens == 0, "what is not understood counts as nothing, and ends nothing"

@@ -17,6 +17,7 @@ from fakes import tiny_checkpoint
 from longscan.jobs.run import main
 from longscan.pipeline.tokenize.cuts import Cuts
 from longscan.pipeline.tokenize.texts import last_cut
+from longscan.pipeline.wording import count, plural
 from stopping import Stop, carries, stopped
 from tiny_jobs import difference, rows, some_ids, success, table, texts, words, write_input
 
@@ -418,3 +419,13 @@ def test_a_dry_run_says_what_states_will_take(
     one = 2 * (4 * 128 * 16 + 4 * 3 * 160)
     assert one == 20224
     assert "states      at most 4 kept, of 20.2 kB each: 80.9 kB" in capsys.readouterr().out
+
+
+def test_a_dry_run_says_what_an_earlier_runs_states_stand_for(
+    model: Path, grown: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = (f"input.state_path={grown['kept']}", "dry_run=true")
+    assert main(job(model, grown["source"], tmp_path / "out", "everything", *more)) == 0
+    kept = states(grown["kept"])
+    assert f"continued   up to {count(sum(kept.values()))} tokens of {plural(len(kept), 'document')} lie" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
