@@ -62,15 +62,21 @@ def jobs_summary(folder: Path = JOBS) -> str:
 
 
 def write_summary(readme: Path, folder: Path = RESULTS, jobs: Path = JOBS) -> None:
-    """Put each table between its two marks of `readme`. Raises OutputError where there are none."""
-    text = readme.read_text("utf-8")
+    """Put each table between its two marks of `readme`. Raises OutputError where there are none, or no such file that can be written."""
+    try:
+        text = readme.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OutputError(f"--update: expected a Markdown file with the tables' marks, and {readme} cannot be read: {error}") from error
     for mark, table in ((BEGIN, summary(folder)), (BEGIN_JOBS, jobs_summary(jobs))):
         before, begin, rest = text.partition(mark)
         _, end, after = rest.partition(END)
         if not begin or not end:
             raise OutputError(f"{readme}: expected the marks {mark} and {END}, found none to write the table between")
         text = f"{before}{mark}\n\n{table}\n\n{END}{after}"
-    readme.write_text(text, "utf-8")
+    try:
+        readme.write_text(text, "utf-8")
+    except OSError as error:
+        raise OutputError(f"--update: {readme} cannot be written: {error}") from error
 
 
 def _operator(row: Content) -> tuple[tuple[str, ...], str]:

@@ -110,6 +110,16 @@ def test_the_table_goes_between_its_marks(tmp_path: Path) -> None:
         assert readme.read_text() == marks
 
 
+@pytest.mark.parametrize("name", ["nofile.md", "folder", "binary.md"])
+def test_a_file_that_cannot_be_read_is_told_in_a_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "binary.md").write_bytes(b"\xff\xfe")
+    assert bench.main(["table", "--update", str(tmp_path / name)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("longscan-bench: error: --update: expected a Markdown file with the tables' marks, and ")
+    assert str(tmp_path / name) in line
+
+
 def test_a_job_has_its_line_and_its_peers_theirs(tmp_path: Path) -> None:
     assert jobs_summary(tmp_path) == NO_JOBS
     one = JOB | {"lengths": "giant", "task": "score", "workers": 2, "sequence_tokens_per_second": 2e6, "cpu_ns_per_token": None}
