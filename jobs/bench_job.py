@@ -18,17 +18,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from longscan.jobs.benchmark.record import SEQUENCE_TOKENS, JobRecord, record_of, write
 from longscan.jobs.benchmark.watch import watched
 from longscan.jobs.command import DEMO_MODEL
 from longscan.pipeline.config import DEMO
-from longscan.pipeline.errors import ConfigError
+from longscan.pipeline.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from longscan.pipeline.tokenize import TextTokenizer
 
 STEP_TOKENS, LANES = 65536, 256
 """Of the sleeping device, as on an H200."""
 SHAPES = ("130m", "2.7b", "7b")
+GIVE = "give --model a folder that holds both, or leave it out for the demo's model, or give --shape for random weights"
 ALONE_S = {"cpu": 3.0, "cuda": 12.0}
 """The model alone computes for so long: until a GPU is as warm, and its clock as low, as in a job."""
 
@@ -38,18 +42,17 @@ def bench_job(options: argparse.Namespace, told: Callable[[JobRecord], None] = l
 
     told: called with the record when the job is done, and again behind each peer.
 
-    Raises ConfigError where peers are asked for that cannot be held against such a job.
+    Raises ConfigError where there is no such model, and where peers are asked for that cannot be held against such a job.
     """
     from longscan.jobs.bench_corpus import lengths_of, make_corpus
     from longscan.jobs.compose import compose_job
     from longscan.pipeline.run import prepare, run
-    from longscan.pipeline.tokenize import load_tokenizer
 
     kind, _, size = options.lengths.partition(":")
     with _folder(options.keep) as folder:
         model = _model(options, folder)
         corpus = make_corpus(
-            folder / "corpus.parquet", lengths_of(kind, int(size or 8000), options.tokens, options.seed), load_tokenizer(model)
+            folder / "corpus.parquet", lengths_of(kind, int(size or 8000), options.tokens, options.seed), _tokenizer(model)
         )
         words = [f"model.path={model}", f"input.path={corpus.path}", f"output.path={folder / 'out'}", "input.id_column=id"]
         words += [f"task={options.task}", f"cluster={options.cluster}"]
@@ -78,10 +81,22 @@ def bench_job(options: argparse.Namespace, told: Callable[[JobRecord], None] = l
 
 def _model(options: argparse.Namespace, folder: Path) -> str:
     if options.shape is None:
+        if not Path(options.model).is_dir():
+            raise ConfigError(f"--model: expected the folder of a model and its tokenizer, found none at {options.model!r}; {GIVE}")
         return str(options.model)
     from longscan.jobs.bench_shapes import write_model
 
     return str(write_model(folder / "model", options.shape, options.layers))
+
+
+def _tokenizer(model: str) -> TextTokenizer:
+    """The corpus is made of texts in the tokens of the model's folder, which is the only place that the command takes them from."""
+    from longscan.pipeline.tokenize.load import WANTED, load_tokenizer
+
+    try:
+        return load_tokenizer(model)
+    except ModelError as error:
+        raise ConfigError(f"--model: {str(error).replace(WANTED, GIVE)}") from error
 
 
 def _check_comparable(options: argparse.Namespace, prepared: Any) -> None:

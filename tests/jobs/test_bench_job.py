@@ -181,6 +181,17 @@ def test_words_that_mean_nothing_are_told(words: list[str], said: str, capsys: p
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["nowhere", "empty"])
+def test_a_model_that_is_not_there_is_told_by_the_word_that_names_it(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    assert main(["job", "--tokens", "1000", "--model", str(tmp_path / name)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("longscan-bench: error: --model: ")
+    assert str(tmp_path / name) in said
+    assert "give --model a folder that holds both" in said
+    assert "model.tokenizer" not in said
+
+
 def test_a_dry_run_is_no_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["job", "--tokens", "1000", "--lengths", "constant:500", "--fake-rate", "1e6", "--keys", "dry_run=true"]) == 2
     assert "got dry_run=true" in capsys.readouterr().err
