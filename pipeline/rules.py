@@ -17,7 +17,7 @@ TASKS = ("embed", "score", "embed_score", "classify")
 
 def validate(config: JobConfig) -> None:
     """Raise one ConfigError that names every value that cannot be carried out, what was expected and what was found."""
-    problems = [f"{key}: expected {expected}, got {got!r}" for key, expected, got in _problems(config)]
+    problems = [*_unset(config), *(f"{key}: expected {expected}, got {got!r}" for key, expected, got in _problems(config))]
     if problems:
         raise ConfigError("\n  ".join(problems) if len(problems) == 1 else "\n  ".join(["the configuration has errors:", *problems]))
 
@@ -26,7 +26,7 @@ Problem = tuple[str, str, object]
 
 
 def _problems(config: JobConfig) -> Iterator[Problem]:
-    yield from _paths(config)
+    yield from _columns(config)
     yield from _states(config)
     yield from _task(config.task)
     yield from _classify(config)
@@ -51,10 +51,18 @@ def _problems(config: JobConfig) -> Iterator[Problem]:
         yield from _at_least("limit", config.limit, 1)
 
 
-def _paths(config: JobConfig) -> Iterator[Problem]:
-    for key, value in (("model.path", config.model.path), ("input.path", config.input.path), ("output.path", config.output.path)):
+def _unset(config: JobConfig) -> Iterator[str]:
+    """Paths without which there is no job."""
+    for key, value, what, example in (
+        ("model.path", config.model.path, "the model's folder or hub id", "MODEL"),
+        ("input.path", config.input.path, "the Parquet files to read", "DOCUMENTS"),
+        ("output.path", config.output.path, "the folder to write to", "FOLDER"),
+    ):
         if not value:
-            yield key, "a path; none is set, and there is no default", value
+            yield f"{key}: {what} is not set, and there is no default: set {key}={example}"
+
+
+def _columns(config: JobConfig) -> Iterator[Problem]:
     columns = [
         config.input.text_column,
         config.input.id_column,

@@ -99,7 +99,7 @@ def test_what_is_wrong_is_told_in_a_line(words: list[str], says: list[str]) -> N
 
 @pytest.mark.parametrize("missing", ["output.path"])
 def test_a_missing_value_is_told(missing: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{missing}: expected a path"):
+    with pytest.raises(ConfigError, match=rf"set {missing}=FOLDER"):
         validate(compose_job([word for word in JOB if not word.startswith(missing)]))
 
 

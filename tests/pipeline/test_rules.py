@@ -46,8 +46,9 @@ def test_what_can_be_carried_out(values: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"output__path": ""}, "output.path: expected a path"),
-        ({"input__path": ""}, "input.path: expected a path"),
+        ({"output__path": ""}, "output.path: the folder to write to is not set, and there is no default: set output.path=FOLDER"),
+        ({"input__path": ""}, "set input.path=DOCUMENTS"),
+        ({"model__path": ""}, "set model.path=MODEL"),
         ({"input__passthrough": ["a", ""]}, "input: expected names of columns"),
         ({"task__name": "rank"}, "task.name: expected one of embed, score, embed_score, classify, got 'rank'"),
         ({"task__embedding__pooling": ["mean", "first"]}, "task.embedding.pooling"),
