@@ -238,9 +238,12 @@ def _check_same(place: Location, found: Facts | None, facts: Facts, overwrite: b
     if found is None or overwrite or fingerprint(found) == fingerprint(facts):
         return
     changes = "\n".join(f"  {line}" for line in explain_difference(found, facts))
+    same_files = found.get("files") == facts.get("files")
+    same_keys = {**found, "files": None} == {**facts, "files": None}
+    how = " and ".join(["set these keys as they were"] * (not same_keys) + ["put the input files back as they were"] * (not same_files))
     raise OutputError(
         f"{place}: holds a run of other settings or another input. What changed from that run to this one:\n{changes}\n"
-        "To go on with that run set these as they were; else set another output.path, or output.overwrite=true to replace it"
+        f"To go on with that run {how}; else set another output.path, or output.overwrite=true to replace it"
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.shards import SourceFile
+from longscan.pipeline.wording import file_version
 
 MOST_FILES = 5
 """Changed input files that are named one by one."""
@@ -121,11 +123,21 @@ def _file_lines(old: Sequence[Sequence[Any]], new: Sequence[Sequence[Any]]) -> l
         elif was[0] != now[0]:
             lines.append(f"input file {name} changed size: {was[0]} -> {now[0]} bytes")
         elif was[1] != now[1]:
-            lines.append(f"input file {name} was modified: {was[1]} -> {now[1]}")
+            lines.append(f"input file {name} was modified: {_change(name, was[1], now[1])}")
     if not lines and [list(row) for row in old] != [list(row) for row in new]:
         lines.append("input files come in another order")
     more = len(lines) - MOST_FILES
     return lines if more <= 0 else [*lines[:MOST_FILES], f"and {more} more input files"]
+
+
+def _change(name: str, was: str, now: str) -> str:
+    """From one version of a file to another."""
+    before, after = file_version(was), file_version(now)
+    if before == after:
+        before, after = file_version(was, exact=True), file_version(now, exact=True)
+    local = was.startswith("mtime_ns:") and before != was
+    again = f"; if its content is what it was, touch -d '{file_version(was, exact=True)}' {shlex.quote(name)} gives it its time again"
+    return f"{before} -> {after}{again if local else ''}"
 
 
 def state_facts(facts: Mapping[str, Any]) -> Facts:

@@ -19,6 +19,7 @@ from longscan.pipeline.read.pages import Pages, TooLarge
 from longscan.pipeline.shards import SourceFile
 from longscan.pipeline.storage.location import locate
 from longscan.pipeline.storage.redaction import redact
+from longscan.pipeline.wording import file_version
 
 BATCH_BYTES = 1 << 20
 """Batches grow until they hold about this much: short rows come by the hundred, a giant alone."""
@@ -130,10 +131,11 @@ class ParquetSource:
     def _check_unchanged(self, file: SourceFile) -> None:
         size, version = current_version(locate(file.path))
         if self._differs(size, version):
+            planned, found = (file_version(of, exact=True) for of in (file.version, version))
             raise Unreadable(
                 "FileChanged",
-                f"expected the file that the run was planned with, of {file.size} bytes and version {file.version!r}, "
-                f"found {size} bytes and version {version!r}; run it again with a new output",
+                f"expected the file that the run was planned with, of {file.size} bytes and version {planned}, "
+                f"found {size} bytes and version {found}; run it again with a new output",
             )
 
 

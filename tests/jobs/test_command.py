@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -187,6 +188,23 @@ def test_a_dry_run_counts_what_is_done(model: Path, source: Path, tmp_path: Path
     assert main([*job, "dry_run=true"]) == 0
     assert capsys.readouterr().out == f"{out}: the run is complete already, nothing to do\nnothing was written\n"
     assert snapshot(out) == before
+
+
+def test_a_file_that_was_only_touched_is_told_with_dates_and_gets_its_own_back(
+    model: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = words(model, source, tmp_path / "out")
+    os.utime(source / "a.parquet", ns=(0, 1_796_048_751_437_325_112))
+    assert main(job) == 0
+    os.utime(source / "a.parquet", ns=(0, 1_796_048_812_000_000_007))
+    assert main(job) == 2
+    said = capsys.readouterr().err
+    assert "input file a.parquet was modified: 2026-11-30 14:25:51 UTC -> 2026-11-30 14:26:52 UTC; if its content is what it was, " in said
+    assert "mtime_ns" not in said
+    assert "To go on with that run put the input files back as they were; else set another output.path" in said
+    (touch,) = re.findall(r"touch -d '[^']+' a\.parquet", said)
+    subprocess.run(touch, shell=True, cwd=source, check=True)
+    assert main(job) == 0
 
 
 def test_limit_takes_the_first_rows_of_the_whole_input(model: Path, source: Path, tmp_path: Path) -> None:

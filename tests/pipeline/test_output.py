@@ -173,7 +173,8 @@ def test_a_run_of_other_facts_is_refused_with_what_changed(path: str, finished: 
     assert str(caught.value).splitlines()[1:] == [
         "  seed: 0 -> 1",
         "  input file 0.parquet changed size: 10 -> 11 bytes",
-        "To go on with that run set these as they were; else set another output.path, or output.overwrite=true to replace it",
+        "To go on with that run set these keys as they were and put the input files back as they were; else set "
+        "another output.path, or output.overwrite=true to replace it",
     ]
     assert tree(locate(path)) == before
 

@@ -400,9 +400,26 @@ def test_what_changed_of_the_files() -> None:
         "input file y.parquet is gone",
         "input file z.parquet is new",
     ]
-    assert explain_difference(facts(), facts(files=[x, replace(y, version="mtime_ns:3")])) == [
-        "input file y.parquet was modified: mtime_ns:2 -> mtime_ns:3"
-    ]
+    for was, now, said in (
+        (
+            "mtime_ns:1796048751437325112",
+            "mtime_ns:1796048812000000007",
+            "2026-11-30 14:25:51 UTC -> 2026-11-30 14:26:52 UTC; if its content is what it was, "
+            "touch -d '2026-11-30 14:25:51.437325112 UTC' y.parquet gives it its time again",
+        ),
+        (
+            "mtime_ns:2",
+            "mtime_ns:3",
+            "1970-01-01 00:00:00.000000002 UTC -> 1970-01-01 00:00:00.000000003 UTC; if its content is what it was, "
+            "touch -d '1970-01-01 00:00:00.000000002 UTC' y.parquet gives it its time again",
+        ),
+        ("LastModified:1796048751.5", "LastModified:1796048812.0", "2026-11-30 14:25:51 UTC -> 2026-11-30 14:26:52 UTC"),
+        ("LastModified:7.25", "LastModified:7.5", "1970-01-01 00:00:07.25 UTC -> 1970-01-01 00:00:07.5 UTC"),
+        ("ETag:1234", "ETag:1235", "ETag:1234 -> ETag:1235"),
+        ("mtime_ns:99999999999999999999999999", "", "mtime_ns:99999999999999999999999999 -> "),
+    ):
+        old, new_one = (facts(files=[x, replace(y, version=version)]) for version in (was, now))
+        assert explain_difference(old, new_one) == [f"input file y.parquet was modified: {said}"]
     assert explain_difference(facts(), facts(files=[y, x])) == ["input files come in another order"]
     many = [SourceFile("", f"{i}.parquet", 1, "", ()) for i in range(50)]
     lines = explain_difference(facts(files=[]), facts(files=many))
