@@ -108,13 +108,11 @@ class Estimate:
 
     def _done(self) -> list[str]:
         """Of a run that goes on."""
-        if not (self.done.shards or self.done.kept):
-            return []
         tokens, kept = sum(report.num_tokens for report in self.done.shards.values()), sum(self.done.kept.values())
-        return [
-            f"done        {len(self.done.shards)} of {plural(self.shards, 'shard')} with {count(tokens)} tokens, and {count(kept)} tokens "
-            f"of others; about {count(self.left_tokens)} are left, and the time is theirs"
-        ]
+        parts = [f"{len(self.done.shards)} of {plural(self.shards, 'shard')}, {count(tokens)} tokens"] if self.done.shards else []
+        if kept:
+            parts.append(f"{count(kept)} tokens of shards that are under way")
+        return [f"done        {', and '.join(parts)}; about {count(self.left_tokens)} are left, and the time is theirs"] if parts else []
 
     def _continued(self) -> list[str]:
         """Of an earlier run's states. Which of its documents are among these is found when they are read."""

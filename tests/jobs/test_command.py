@@ -176,7 +176,7 @@ def test_a_dry_run_counts_what_is_done(model: Path, source: Path, tmp_path: Path
     before = snapshot(out)
     capsys.readouterr()
     assert main([*job, "dry_run=true"]) == 0
-    assert "done        5 of 6 shards with " in capsys.readouterr().out
+    assert "done        5 of 6 shards, " in capsys.readouterr().out
     assert main([*job, "dry_run=true", "output.overwrite=true"]) == 0
     assert "done" not in capsys.readouterr().out, "it is to be done anew"
     assert main([*job, "dry_run=true", "seed=7"]) == 2
