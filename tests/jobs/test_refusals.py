@@ -123,7 +123,8 @@ class TestAnotherDevice:
         def prepared(processors: int, *more: str) -> run.Prepared:
             gpu = Device("cuda", "a GPU", 1 << 34, (9, 0), has_tile=True, processors=processors)
             monkeypatch.setattr(run, "look_at_device", lambda _: gpu)
-            return run.prepare(compose_job(words(model, source, out, "cluster=inprocess", *more)))
+            long = ("engine.segment_tokens=2048", "engine.step_tokens=4096")  # short spans are not chosen
+            return run.prepare(compose_job(words(model, source, out, "cluster=inprocess", *long, *more)))
 
         def form(found: run.Prepared) -> object:
             return found.choice.span_tiles
