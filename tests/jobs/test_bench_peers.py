@@ -116,7 +116,7 @@ def test_the_command_holds_a_job_against_its_peers(tmp_path: Path, capsys: pytes
     model = tiny_checkpoint(tmp_path / "model", tokenizer=True)
     words = ["job", "--lengths", "lognormal:300", "--tokens", "8000", "--model", str(model), "--peers", "--peer-tokens", "4000"]
     assert main([*words, "--json", str(tmp_path / "record.json")]) == 0
-    record = json.loads((tmp_path / "record.json").read_text())
+    (record,) = json.loads((tmp_path / "record.json").read_text())["rows"]
     transformers, windows = record["peers"]
     assert 0 < transformers["tokens"] <= 4000 < record["tokens"]
     assert transformers["distance"] < 1e-5
