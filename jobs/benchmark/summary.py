@@ -8,6 +8,7 @@ from typing import Any
 
 from longscan.kernels.bench.report import read
 from longscan.pipeline.errors import OutputError
+from longscan.pipeline.wording import plural
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, JOBS = ROOT / "kernels" / "results", ROOT / "jobs" / "results"
@@ -109,13 +110,15 @@ def _corpus(row: Content) -> str:
     words = {"constant": f"documents of {size}", "lognormal": f"log-normal lengths, median {size}", "giant": "one document"}.get(kind, kind)
     if row["task"] != "embed":
         words += f"; {row['task']}"
+    if row["device"] != "cuda":
+        words += f"; {row['device']}"
     return "; ".join([words, *(f"`{key}`" for key in row.get("keys", ()))])
 
 
 def _job(key: Sequence[str], row: Content) -> str:
     speed = f"{row['tokens_per_second']:,.0f} in {row['seconds']:.1f} s"
     if row["workers"] > 1:
-        speed += f", {row['workers']} GPUs"
+        speed += f", {plural(row['workers'], 'GPU' if row['device'] == 'cuda' else 'worker')}"
     share = f"{row['share_of_model']:.1%}"
     if row["sequence_tokens_per_second"] is not None:
         share += f"; {row['tokens_per_second'] / row['sequence_tokens_per_second']:.1%} of one sequence of 65,536"
@@ -144,9 +147,13 @@ def _order(key: Sequence[str]) -> tuple[int, str, str]:
 
 
 def _measured(facts: Iterable[Content]) -> Iterator[str]:
-    """A line for each GPU, commit and date that a row of the table is from."""
-    for where in sorted({f"{f['gpu']}, driver {f['driver']}, {f['date']}, commit {f['commit']}" for f in facts}):
-        yield f"* measured on {where}; bf16"
+    """A line for each GPU, or CPU, commit and date that a row of the table is from."""
+    for where in sorted({f"{_machine(f)}, {f['date']}, commit {f['commit']}" for f in facts}):
+        yield f"* measured on {where}"
+
+
+def _machine(facts: Content) -> str:
+    return "a CPU" if facts["gpu"] is None else f"{facts['gpu']}, driver {facts['driver']}, bf16"
 
 
 def _origins(facts: Iterable[Content]) -> Iterator[str]:

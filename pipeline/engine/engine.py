@@ -99,8 +99,8 @@ class Engine:
         """Tokens of the steps whose results are in."""
         self._closed = self._given_up = self._stopping = self._stopped = False
         self._failure: BaseException | None = None
-        self.began = time.monotonic()
-        """When it was ready; what the device waits for from then on is part of a worker's time."""
+        self.ready_at = time.monotonic()
+        """What the device waits for from then on is part of a worker's time."""
         self._thread = threading.Thread(target=self._run, name="longscan-engine", daemon=True)
         self._thread.start()
 

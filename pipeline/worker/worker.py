@@ -149,7 +149,7 @@ class Worker:
     def _usage(self) -> Usage:
         """What has been done since the last call."""
         with self._telling:
-            seconds = time.monotonic() - self.tools.engine.began
+            seconds = time.monotonic() - self.tools.engine.ready_at
             now = Usage(seconds, self.tools.engine.totals, self.tools.meter.costs(), workers=1, longest=seconds)
             before, self._told = self._told, now
         return now.minus(before)

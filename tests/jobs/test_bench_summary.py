@@ -42,6 +42,7 @@ JOB = {
     "lengths": "constant:500",
     "task": "embed",
     "workers": 1,
+    "device": "cuda",
     "tokens": 40_000_000,
     "tokens_per_second": 1.75e6,
     "seconds": 22.857,
@@ -81,8 +82,8 @@ def test_the_newest_result_of_a_row_counts(tmp_path: Path) -> None:
         "| network | 130m, 24 layers | one document | 2,500,000 tokens/s, 1.09 ms a layer | 1.21 | stack, 1,250,000 tokens/s | 2.00 |",
     ]
     assert [line for line in lines if "measured" in line] == [
-        "* measured on NVIDIA H200, driver 580.1, 2026-02-01, commit new; bf16",
-        "* measured on NVIDIA H200, driver 580.1, 2026-02-02, commit later; bf16",
+        "* measured on NVIDIA H200, driver 580.1, bf16, 2026-02-01, commit new",
+        "* measured on NVIDIA H200, driver 580.1, bf16, 2026-02-02, commit later",
     ]
 
 
@@ -141,5 +142,20 @@ def test_a_job_has_its_line_and_its_peers_theirs(tmp_path: Path) -> None:
         "| 130m | documents of 500 | other | 800,000 | failed: E |  |  |",
         "| 130m | documents of 500 | windows | 800,000 | 500,000 | 3.50 | another function |",
         "",
-        "* measured on NVIDIA H200, driver 580.1, 2026-01-02, commit new; bf16",
+        "* measured on NVIDIA H200, driver 580.1, bf16, 2026-01-02, commit new",
+    ]
+
+
+def test_a_job_on_a_cpu_takes_no_gpus_row(tmp_path: Path) -> None:
+    put(tmp_path, "a.json", "job", facts("2026-01-01", "old"), JOB)
+    put(tmp_path, "b.json", "job", facts("2026-01-02", "new") | {"gpu": None}, JOB | {"device": "cpu", "workers": 2, "device_peak_mb": 0.0})
+    lines = jobs_summary(tmp_path).splitlines()
+    assert [line.partition(" in ")[0] for line in lines[2:4]] == [
+        "| 130m | documents of 500 | 40,000,000 | 1,750,000",
+        "| 130m | documents of 500; cpu | 40,000,000 | 1,750,000",
+    ]
+    assert ", 2 workers |" in lines[3]
+    assert lines[-2:] == [
+        "* measured on NVIDIA H200, driver 580.1, bf16, 2026-01-01, commit old",
+        "* measured on a CPU, 2026-01-02, commit new",
     ]
