@@ -33,16 +33,14 @@ from longscan.pipeline.plan.nodes import Workers, size_workers
 from longscan.pipeline.plan.planner import Plan, make_plan
 from longscan.pipeline.plan.resolve import (
     Choice,
-    Sizes,
     choose,
-    choose_sizes,
-    choose_spans,
     look_at_device,
     model_facts,
     narrower_products,
     pinned,
     tokenizer_of,
 )
+from longscan.pipeline.plan.sizes import Sizes, choose_sizes, choose_spans
 from longscan.pipeline.plan.tail import giants, longest_first
 from longscan.pipeline.progress import Progress
 from longscan.pipeline.read.columns import Columns

@@ -21,7 +21,8 @@ from longscan.pipeline.model import load_model
 from longscan.pipeline.model.classify import head_file, read_heads
 from longscan.pipeline.plan.fetch import fetch_model
 from longscan.pipeline.plan.fingerprint import binding
-from longscan.pipeline.plan.resolve import Choice, Sizes, tokenizer_folder
+from longscan.pipeline.plan.resolve import Choice, tokenizer_folder
+from longscan.pipeline.plan.sizes import Sizes
 from longscan.pipeline.read.reader import Reader
 from longscan.pipeline.schemas import has_windows
 from longscan.pipeline.storage.location import Location, locate

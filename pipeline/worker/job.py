@@ -11,7 +11,8 @@ from longscan.pipeline.config import JobConfig
 from longscan.pipeline.engine.engine import Engine
 from longscan.pipeline.engine.steps import StepTotals
 from longscan.pipeline.meter import Cost, Costs, Meter, add_costs
-from longscan.pipeline.plan.resolve import Choice, Sizes
+from longscan.pipeline.plan.resolve import Choice
+from longscan.pipeline.plan.sizes import Sizes
 from longscan.pipeline.shards import Shard, ShardReport
 
 EngineBuilder = Callable[["Job", str, Callable[[int], None] | None, Meter], Engine]

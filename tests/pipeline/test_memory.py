@@ -26,7 +26,8 @@ from longscan.pipeline.engine.memory import is_out_of_memory
 from longscan.pipeline.engine.opened import Caller
 from longscan.pipeline.engine.slots import Slots
 from longscan.pipeline.errors import ConfigError
-from longscan.pipeline.plan.resolve import Choice, Sizes
+from longscan.pipeline.plan.resolve import Choice
+from longscan.pipeline.plan.sizes import Sizes
 from longscan.pipeline.records import Carry, DocumentRow, Outcome, Reached, TokenBlock, TokenStream
 from longscan.pipeline.worker.build import fitting, with_fewer_lanes
 

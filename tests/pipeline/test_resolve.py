@@ -21,18 +21,16 @@ from longscan.pipeline.plan.dryrun import Speeds, _peak_bytes, estimate, measure
 from longscan.pipeline.plan.nodes import Workers
 from longscan.pipeline.plan.planner import make_plan
 from longscan.pipeline.plan.resolve import (
-    MAX_LANES,
     Choice,
     Device,
     _cpu_name,
     choose,
-    choose_sizes,
-    choose_spans,
     look_at_device,
     model_facts,
     narrower_products,
     tokenizer_of,
 )
+from longscan.pipeline.plan.sizes import MAX_LANES, choose_sizes, choose_spans
 from longscan.pipeline.plan.tail import Giants
 from longscan.pipeline.read.sample import Sample
 from longscan.pipeline.shards import RowGroup, ShardReport, SourceFile
