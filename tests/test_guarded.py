@@ -6,14 +6,21 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from guarded import guarded
 from waiting import until
 
 SERVER = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
-DEAF = f"import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork(); {SERVER}"
-"""Two processes of one group, as of a server that starts others; neither ends because it is asked to."""
+DEAF = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if child := os.fork():
+    print(os.getpid(), child, flush=True)
+time.sleep(1000)
+"""
+"""Two processes of one group, as of a server that starts others; neither ends because it is asked to. One of them tells of both."""
 
 
 def pids(log: Path) -> list[int]:
@@ -34,17 +41,20 @@ def test_a_server_ends_with_who_started_it(tmp_path: Path) -> None:
         "with guarded([sys.executable, '-c', sys.argv[1]], pathlib.Path(sys.argv[2])): time.sleep(1000)"
     )
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    owners: dict[Path, subprocess.Popen[bytes]] = {}
-    for by in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
-        log = tmp_path / by.name
-        command = [sys.executable, "-c", code, DEAF, str(log)]
-        owner = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths}, stderr=subprocess.DEVNULL)
-        until(lambda log=log: len(pids(log)) == 2, owner)
-        owner.send_signal(by)
-        owners[log] = owner
-    for log, owner in owners.items():
-        owner.wait()
-        until(lambda log=log: all(gone(pid) for pid in pids(log)))
+    owners = {}
+    with ExitStack() as stack:
+        for by in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
+            log, words = tmp_path / by.name, tmp_path / f"{by.name}.owner"
+            said = stack.enter_context(words.open("wb"))
+            command = [sys.executable, "-c", code, DEAF, str(log)]
+            owner = stack.enter_context(subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths}, stdout=said, stderr=said))
+            stack.callback(owner.kill)
+            until(lambda log=log: len(pids(log)) == 2, owner, log, words)
+            owner.send_signal(by)
+            owners[log] = owner
+        for log, owner in owners.items():
+            owner.wait()
+            until(lambda log=log: all(gone(pid) for pid in pids(log)), None, log)
 
 
 def test_a_server_ends_with_its_block(tmp_path: Path) -> None:

@@ -5,14 +5,31 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 HANG_S = 300.0
 
+MOST_S = 1.0
+"""What one look may take off the deadline: a machine that was suspended for minutes in between has not waited for them."""
 
-def until(happened: Callable[[], object], process: subprocess.Popen[bytes] | subprocess.Popen[str] | None = None) -> None:
-    """Return once `happened()` is true. process: whose work it is; without it there is nothing to wait for."""
-    end = time.monotonic() + HANG_S
+
+def until(
+    happened: Callable[[], object],
+    process: subprocess.Popen[bytes] | subprocess.Popen[str] | None = None,
+    *logs: Path,
+) -> None:
+    """Return once `happened()` is true. process: whose work it is; without it there is nothing to wait for.
+
+    logs: files whose text is told where it does not happen.
+    """
+
+    def told(problem: str) -> str:
+        return "\n".join([problem, *(f"{log}: {log.read_text() if log.exists() else 'no file'}" for log in logs)])
+
+    left, seen = HANG_S, time.monotonic()
     while not happened():
-        assert process is None or process.poll() is None or happened(), "the process has ended"
-        assert time.monotonic() < end, "it did not happen"
+        assert process is None or process.poll() is None or happened(), told("the process has ended")
+        now = time.monotonic()
+        left, seen = left - min(now - seen, MOST_S), now
+        assert left > 0, told("it did not happen")
         time.sleep(0.005)
