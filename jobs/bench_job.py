@@ -46,7 +46,8 @@ def bench_job(options: argparse.Namespace, told: Callable[[JobRecord], None] = l
     """
     from longscan.jobs.bench_corpus import lengths_of, make_corpus
     from longscan.jobs.compose import compose_job
-    from longscan.pipeline.run import prepare, run
+    from longscan.pipeline.prepare import prepare
+    from longscan.pipeline.run import run
 
     kind, _, size = options.lengths.partition(":")
     with _folder(options.keep) as folder:

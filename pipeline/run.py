@@ -1,6 +1,6 @@
 """A run: plan, workers, progress, the mark that it is done. In this process, or on Ray; the shards' journey is the same.
 
-find, scan -> choose -> open the output -> plan -> shards that are not done -> workers -> _SUCCESS
+prepare -> open the output -> plan -> shards that are not done -> workers -> _SUCCESS
 """
 
 from __future__ import annotations
@@ -9,74 +9,38 @@ import logging
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
-from longscan.kernels import tuning
 from longscan.pipeline import cluster
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.errors import ConfigError, OutputError, Stopped, TooManyErrors, again
 from longscan.pipeline.keep.leftover import Done, kept_tokens
 from longscan.pipeline.keep.states import STATES, read_index
-from longscan.pipeline.model import Mamba2Geometry, check_weights, read_geometry
-from longscan.pipeline.model.recipe import read_recipe, settle
-from longscan.pipeline.output.bindings import check_bound, check_keeps, earlier_run
 from longscan.pipeline.output.duplicates import warn_of_duplicates
-from longscan.pipeline.output.folder import RunFolder, begun_run, find_output, open_output
+from longscan.pipeline.output.folder import RunFolder, find_output, open_output
 from longscan.pipeline.output.lengths import warn_of_length
 from longscan.pipeline.output.metrics import Metrics
 from longscan.pipeline.plan.dryrun import Complete, Estimate, estimate, measure_speeds
-from longscan.pipeline.plan.fingerprint import fingerprint, provenance, run_facts
-from longscan.pipeline.plan.nodes import Workers, size_workers
-from longscan.pipeline.plan.planner import Plan, make_plan
-from longscan.pipeline.plan.resolve import (
-    Choice,
-    choose,
-    look_at_device,
-    model_facts,
-    narrower_products,
-    pinned,
-    tokenizer_of,
-)
-from longscan.pipeline.plan.sizes import Sizes, choose_sizes, choose_spans
-from longscan.pipeline.plan.tail import giants, longest_first
+from longscan.pipeline.plan.fingerprint import provenance
+from longscan.pipeline.plan.nodes import Workers
+from longscan.pipeline.plan.planner import Plan
+from longscan.pipeline.plan.sizes import Sizes
+from longscan.pipeline.plan.tail import longest_first
+from longscan.pipeline.prepare import Prepared, prepare
 from longscan.pipeline.progress import Progress
 from longscan.pipeline.read.columns import Columns
-from longscan.pipeline.read.find import find_files
 from longscan.pipeline.read.sample import look
-from longscan.pipeline.read.scan import Scan, scan
 from longscan.pipeline.rules import validate, without_effect
 from longscan.pipeline.shards import SHARDS_AT_ONCE, ShardReport
 from longscan.pipeline.storage.location import locate
 from longscan.pipeline.storage.redaction import remember_secrets
-from longscan.pipeline.tokenize import TextTokenizer
 from longscan.pipeline.wording import count, plural
 from longscan.pipeline.worker.job import Chain, EngineBuilder, Job, Result
 from longscan.pipeline.worker.worker import Worker
-from longscan.pipeline.write.writer import check_passthrough
 
 log = logging.getLogger(__name__)
-
-SMALL_TOKENS = 1 << 23
-"""An input below this is run in this process, unless cluster says otherwise: Ray would take longer to start."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Everything that is settled before the output is touched."""
-
-    config: JobConfig
-    scan: Scan
-    geometry: Mamba2Geometry
-    choice: Choice
-    device: str
-    """The name of what it was chosen for."""
-    sizes: Sizes
-    facts: Mapping[str, Any]
-    workers: Workers
-    tokenizer: TextTokenizer | None
 
 
 def run(config: JobConfig, *, build: EngineBuilder | None = None) -> dict[str, Any] | Estimate | Complete:
@@ -113,83 +77,13 @@ def run(config: JobConfig, *, build: EngineBuilder | None = None) -> dict[str, A
     return summary
 
 
-def prepare(config: JobConfig) -> Prepared:
-    """Find the input and the model and settle what will run; nothing is written. `config.cluster.mode` is no longer auto then."""
-    continued = config.input.state_path is not None
-    check_passthrough(config.task, list(config.input.passthrough), continued=continued)
-    output = locate(config.output.path, OutputError)
-    earlier = earlier_run(config)
-    scanned = scan(find_files(config.input.path, exclude=output), config.input)
-    config, model = pinned(config)
-    folder = model.folder
-    geometry = read_geometry(folder, format=config.model.format)
-    check_weights(folder, geometry, format=config.model.format)
-    tokenizer = tokenizer_of(config, geometry, folder)
-    recipe = read_recipe(folder)
-    config = settle(config, recipe, tokenizer)
-    if geometry.max_trained_tokens is None and recipe is not None:
-        geometry = replace(geometry, max_trained_tokens=recipe.max_tokens)
-    whole = make_plan(scanned.files, shard_tokens=1 << 40, limit=config.limit)
-    tokens = whole.estimated_tokens
-    config, workers = _settle_cluster(config, tokens)
-    device = cluster.on_a_worker(config, workers.gpus, look_at_device, workers.gpus > 0)
-    choice = choose(config, folder, geometry, tokenizer, device)
-    if config.output.keep_state:
-        check_keeps(tokenizer, geometry)
-    before = earlier if earlier is not None or config.output.overwrite else begun_run(output)
-    few = giants(scanned.files, workers.most, config.limit)
-    spans = choose_spans(config, geometry, choice, device, whole.num_rows // workers.most, before, few)
-    choice = replace(choice, span_tiles=spans)
-    check_passthrough(config.task, list(config.input.passthrough), choice.heads, continued=continued)
-    settled = replace(config, model=replace(config.model, dtype=choice.dtype, add_bos=choice.context_id is not None))
-    # What was found fastest on a GPU can change the last bits.
-    versions = {"longscan": version("longscan"), **({"tuning": tuning.version()} if choice.backend == "cutile" else {})}
-    if (products := narrower_products(choice.backend, choice.device)) is not None:
-        versions["products"] = products
-    model_of = model_facts(config, choice, tokenizer)
-    states = None if earlier is None else fingerprint(earlier)
-    on = (choice.device, choice.backend, spans)
-    facts = run_facts(settled, scanned.files, model=model_of, on=on, versions=versions, states=states)
-    if earlier is not None:
-        check_bound(earlier, facts)
-    sizes = choose_sizes(config, geometry, device, tokens, workers.most, choice.context_slots, choice.itemsize)
-    return Prepared(config, scanned, geometry, choice, device.name, sizes, facts, workers, tokenizer)
-
-
-def _settle_cluster(config: JobConfig, tokens: int) -> tuple[JobConfig, Workers]:
-    """Where to run: with cluster=auto in this process, unless the input and the machine are worth several."""
-    nodes = cluster.nodes_of(config)
-    if config.cluster.mode != "auto":
-        return config, size_workers(config.cluster, nodes)
-    spread = size_workers(config.cluster, nodes)
-    mode, why = "local", f"{spread.most} workers for about {count(tokens)} tokens"
-    if config.cluster.workers == "auto" and tokens < SMALL_TOKENS:
-        mode, why = "inprocess", f"about {count(tokens)} tokens are not worth the start of Ray"
-    elif spread.most == 1:
-        mode, why = "inprocess", "this machine has room for one worker" if config.cluster.workers == "auto" else "one worker, as asked"
-    log.info("cluster=%s: %s", mode, why)
-    config = replace(config, cluster=replace(config.cluster, mode=mode))
-    return config, size_workers(config.cluster, nodes)
-
-
-def _plan(prepared: Prepared) -> Plan:
-    return make_plan(
-        prepared.scan.files,
-        shard_tokens=prepared.sizes.shard_tokens,
-        limit=prepared.config.limit,
-        passthrough=prepared.scan.passthrough,
-        sizes=asdict(prepared.sizes),
-        device=prepared.device,
-    )
-
-
 def _dry_run(prepared: Prepared) -> Estimate | Complete:
     """What the job would do, or has left to do; nothing is written."""
     config, choice, workers = prepared.config, prepared.choice, prepared.workers
     output = find_output(config.output.path, prepared.facts, overwrite=config.output.overwrite)
     if output is not None and output.finished:
         return Complete(str(output.place))
-    plan = _plan(prepared) if output is None else output.plan(prepared.scan.files)
+    plan = prepared.plan() if output is None else output.plan(prepared.scan.files)
     sizes, done = _sizes(plan, config), _done(config, output, plan)
     model = (config.model.path, config.model.revision, choice)
     asked = (sizes.step_tokens, config.engine.segment_tokens, workers.cores, config.task.scores)
@@ -218,7 +112,7 @@ def _work(prepared: Prepared, output: RunFolder, build: EngineBuilder | None) ->
             told = "this run began on %s and goes on on %s: what is new may differ in the last bits from what one of them alone would write"
             log.warning(told, plan.device, prepared.device)
     else:
-        plan = _plan(prepared)
+        plan = prepared.plan()
         output.start(plan)
     done = output.reports()
     chains = [chain for chain in longest_first(plan.chains()) if any(shard.index not in done for shard in chain)]

@@ -30,7 +30,7 @@ ONLY_IN = {
 ROOMS = (
     {"errors", "config", "rules", "records", "shards", "schemas", "arrays", "meter", "wording", "progress"},
     *({room} for room in ("storage", "console", "commit", "tokenize", "model", "engine", "read", "write", "keep", "plan")),
-    *({room} for room in ("journey", "worker", "cluster", "output", "run")),
+    *({room} for room in ("journey", "worker", "cluster", "output", "prepare", "run")),
 )
 """Of pipeline/, as the README's tree has them: nothing knows what stands behind it."""
 

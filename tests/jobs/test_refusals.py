@@ -11,7 +11,7 @@ import pytest
 from fakes import tiny_checkpoint
 from longscan.jobs.compose import compose_job
 from longscan.jobs.run import main
-from longscan.pipeline import run
+from longscan.pipeline import prepare
 from longscan.pipeline.commit.lock import RunLock
 from longscan.pipeline.output.folder import open_output
 from longscan.pipeline.plan.fingerprint import explain_difference
@@ -106,12 +106,12 @@ class TestAnotherDevice:
     def test_of_the_same_kind(self, job: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         here = look_at_device(use_gpu=False)
         assert "goes on on" not in capsys.readouterr().err
-        monkeypatch.setattr(run, "look_at_device", lambda _: replace(here, name="another CPU"))
+        monkeypatch.setattr(prepare, "look_at_device", lambda _: replace(here, name="another CPU"))
         assert main(job) == 0
         assert f"this run began on {here.name} and goes on on another CPU: what is new may differ" in capsys.readouterr().err
 
     def test_of_another_kind(self, job: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        monkeypatch.setattr(run, "look_at_device", lambda _: Device("cuda", "a GPU", 1 << 34, (9, 0)))
+        monkeypatch.setattr(prepare, "look_at_device", lambda _: Device("cuda", "a GPU", 1 << 34, (9, 0)))
         assert main(job) == 2
         assert '  device: "cpu" -> "cuda"\n' in capsys.readouterr().err
 
@@ -120,13 +120,13 @@ class TestAnotherDevice:
     ) -> None:
         out = tmp_path / "spans"
 
-        def prepared(processors: int, *more: str) -> run.Prepared:
+        def prepared(processors: int, *more: str) -> prepare.Prepared:
             gpu = Device("cuda", "a GPU", 1 << 34, (9, 0), has_tile=True, processors=processors)
-            monkeypatch.setattr(run, "look_at_device", lambda _: gpu)
+            monkeypatch.setattr(prepare, "look_at_device", lambda _: gpu)
             long = ("engine.segment_tokens=2048", "engine.step_tokens=4096")  # short spans are not chosen
-            return run.prepare(compose_job(words(model, source, out, "cluster=inprocess", *long, *more)))
+            return prepare.prepare(compose_job(words(model, source, out, "cluster=inprocess", *long, *more)))
 
-        def form(found: run.Prepared) -> object:
+        def form(found: prepare.Prepared) -> object:
             return found.choice.span_tiles
 
         large, small = 100_000, 1
@@ -134,16 +134,16 @@ class TestAnotherDevice:
         for began, other in ((large, small), (small, large)):
             first = prepared(began, "output.overwrite=true")
             with open_output(str(out), first.facts, overwrite=True) as output:
-                output.start(run._plan(first))
+                output.start(first.plan())
             assert prepared(other).facts == first.facts
             assert form(prepared(other, "output.overwrite=true")) != form(first), "a run that is replaced says nothing of the new one"
 
     def test_products_in_tf32_are_another_run(self, model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(run, "look_at_device", lambda _: Device("cuda", "a GPU", 1 << 34, (9, 0)))
+        monkeypatch.setattr(prepare, "look_at_device", lambda _: Device("cuda", "a GPU", 1 << 34, (9, 0)))
         config = compose_job(words(model, source, tmp_path / "out", "cluster=inprocess", "model.dtype=float32"))
-        plain = run.prepare(config).facts
+        plain = prepare.prepare(config).facts
         monkeypatch.setattr("torch.get_float32_matmul_precision", lambda: "high")
-        assert explain_difference(plain, run.prepare(config).facts) == ['versions.products: not set -> "TF32"']
+        assert explain_difference(plain, prepare.prepare(config).facts) == ['versions.products: not set -> "TF32"']
 
 
 def test_automatic_sizes_are_those_of_the_first_start(model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_automatic_sizes_are_those_of_the_first_start(model: Path, source: Path,
     assert first["lanes"] > 2
     assert json.loads((out / "_run" / "plan.json").read_bytes())["sizes"] == first
     here = look_at_device(use_gpu=False)
-    monkeypatch.setattr(run, "look_at_device", lambda _: replace(here, num_bytes=1))
+    monkeypatch.setattr(prepare, "look_at_device", lambda _: replace(here, num_bytes=1))
     for more, lanes in ((), first["lanes"]), (("engine.lanes=2",), 2):
         unfinish(out, 1)
         assert main([*job, *more]) == 0
