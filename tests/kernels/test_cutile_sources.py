@@ -222,6 +222,29 @@ def test_logprob_of_no_number_is_none(device: str) -> None:
     assert torch.equal(found[rest], before[rest])
 
 
+@pytest.mark.parametrize(
+    ("far", "device"),
+    [(-math.inf, "cpu"), (-1e17, "cpu"), pytest.param(-math.inf, "cuda", marks=pytest.mark.gpu)],
+    ids=["infinite", "finite", "infinite_cuda"],
+)
+@pytest.mark.parametrize("vocabulary", [1, 256, 300])
+def test_logprob_where_all_logits_are_far_down(vocabulary: int, far: float, device: str) -> None:
+    """All -inf, they are none. All alike, below -1e30, they are uniform, save on a GPU, whose fused product leaves no digit of them."""
+    inputs = make_scores(LogprobCase("far_down", 65, 64, vocabulary, wanted=1.0), device, BF16)
+    run = LOGPROB.logprob if device == "cpu" else partial(logprob, backend="cutile")
+    inputs.hidden_TD[:, 5], inputs.weight_VD[:, 5] = 0, 1e15
+    before = run(inputs.hidden_TD, inputs.weight_VD, inputs.targets_T)
+    if far == -math.inf:
+        inputs.hidden_TD[3, 5] = far
+    else:
+        inputs.hidden_TD[3] = torch.where(torch.arange(64, device=device) == 5, far, 0.0).to(BF16)
+    found = run(inputs.hidden_TD, inputs.weight_VD, inputs.targets_T)
+    expected = logprob(inputs.hidden_TD, inputs.weight_VD, inputs.targets_T, backend="torch")
+    torch.testing.assert_close(found[3], expected[3], rtol=1e-5, atol=1e-4, equal_nan=True)
+    rest = torch.arange(65, device=device) != 3
+    assert torch.equal(found[rest], before[rest])
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_norms_of_rows_that_are_nearly_zero(device: str) -> None:
     """Whose squares are less than eps, in most of them."""
