@@ -23,12 +23,12 @@ from longscan.kernels.logprob.cases import make as make_scores
 from longscan.kernels.norm import gated_rms_norm, rms_norm
 from longscan.kernels.norm.cases import EPS, make_rows
 from longscan.kernels.norm.cases import Shape as NormShape
-from longscan.kernels.pool import pool
+from longscan.kernels.pool import POOLINGS, PoolState, pool
 from longscan.kernels.pool.cases import CASES as POOL_CASES
 from longscan.kernels.pool.cases import Case as PoolCase
 from longscan.kernels.pool.cases import grouped
 from longscan.kernels.pool.cases import make as make_pool
-from longscan.kernels.segments import MOST_ROWS, NO_LANE, TILE, Entry
+from longscan.kernels.segments import MOST_ROWS, NO_LANE, TILE, Entry, Segments
 from longscan.kernels.tuning import Setting
 
 BF16 = torch.bfloat16
@@ -269,6 +269,10 @@ def test_steps_without_rows_launch_nothing() -> None:
     y_TD, _ = NORM.rms_norm(rows, weight, residual_TD=None, eps=EPS, out_dtype=BF16)
     y_TI = NORM.gated_rms_norm(rows, rows, weight, groups=2, eps=EPS, norm_before_gate=False)
     scores = LOGPROB.logprob(rows, torch.ones(9, 96, dtype=BF16), torch.zeros(0, dtype=torch.int64))
+    for slots in (0, 4):
+        segments, state = Segments.pack((), 0, slots=slots), PoolState.new(1, 96, POOLINGS, TILE)
+        output, _ = POOL.pool(rows, state=state, poolings=POOLINGS, segments=segments, window_tokens=TILE)
+        assert {tuple(vectors.shape) for vectors in (*output.documents.values(), *output.windows.values())} == {(0, 96)}
     assert [tuple(found.shape) for found in (y_TC, y_TD, y_TI, scores)] == [(0, 96)] * 3 + [(0,)]
 
 
