@@ -19,6 +19,8 @@ COLUMNS = 256
 DEPTH = 64
 """Of the width, at a time; a smaller power of two where the width is no multiple of it."""
 SHALLOWEST = 16
+LOWEST = -2e38
+"""Where the largest logit begins: as low as there is one whose product with LOG2_E is finite."""
 
 
 @ct.kernel(num_worker_warps=8)
@@ -37,7 +39,7 @@ def score_rows(hidden_TD, weight_VD, target_T, logprob_T, V: CI, D: CI, ROWS: CI
         column = (d * DEPTH + ct.arange(DEPTH, dtype=ct.int32)).reshape((1, DEPTH))
         weight = ct.gather(weight_VD, (ct.maximum(target, 0), column), check_bounds=False)
         found = found + ct.sum(hidden * weight.astype(ct.float32), 1, keepdims=True)
-    largest = ct.full((ROWS, 1), -1e30, dtype=ct.float32)
+    largest = ct.full((ROWS, 1), LOWEST, dtype=ct.float32)
     total = ct.zeros((ROWS, 1), dtype=ct.float32)
     for v in range((V + COLUMNS - 1) // COLUMNS):
         logit = ct.zeros((ROWS, COLUMNS), dtype=ct.float32)
@@ -47,15 +49,17 @@ def score_rows(hidden_TD, weight_VD, target_T, logprob_T, V: CI, D: CI, ROWS: CI
             logit = ct.mma(hidden, ct.transpose(weight), logit)
         if V % COLUMNS != 0:
             column = ct.arange(COLUMNS, dtype=ct.int32).reshape((1, COLUMNS))
-            logit = ct.where(column < V - v * COLUMNS, logit, -1e30)
+            logit = ct.where(column < V - v * COLUMNS, logit, -float("inf"))
         higher = ct.maximum(largest, ct.max(logit, 1, keepdims=True))
         total = total * ct.exp2((largest - higher) * LOG2_E, flush_to_zero=True)
         total = total + ct.sum(ct.exp2(logit * LOG2_E - higher * LOG2_E, flush_to_zero=True), 1, keepdims=True)
         largest = higher
     # The two sums of the target's logit differ in their last bits, and no probability is above one. NaN stays: it is not certainty.
     value = ct.minimum(found - largest - ct.log2(total) * LN_2, 0.0, propagate_nan=True)
+    # The largest logit alone makes the total one: it is zero where all are -inf, or so far down that the difference of two has no digit.
+    value = ct.where((target >= 0) & (total > 0.0), value, float("nan"))
     # Without TMA: the last block may have fewer rows than ROWS, and by TMA it wrote beyond them (found between fences, on an H200).
-    ct.store(logprob_T, (block,), ct.where(target >= 0, value, float("nan")).reshape((ROWS,)), allow_tma=False)
+    ct.store(logprob_T, (block,), value.reshape((ROWS,)), allow_tma=False)
 
 
 def logprob(hidden_TD: torch.Tensor, weight_VD: torch.Tensor, targets_T: torch.Tensor) -> torch.Tensor:

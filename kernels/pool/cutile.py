@@ -149,7 +149,8 @@ def add_tiles(  # type: ignore[no-untyped-def]
                     more = weights[i] + sums[i] * ct.astype((tile + i - start) * TILE, ct.float64)
                     weighted = ct.where(real, weighted + more, weighted)
                 if MAX:
-                    largest = ct.where(real, ct.maximum(largest, maxima[i], propagate_nan=True), largest)
+                    # The last tile once more, where there is none: that changes no maximum.
+                    largest = ct.maximum(largest, maxima[i], propagate_nan=True)
         rows = ct.minimum(tokens - (stop - 1 - begin) * TILE, TILE)
         full = stop - start == WINDOW and rows == TILE
         if full or (ended > 0 and stop == end):
@@ -208,7 +209,7 @@ def _fold(
     shapes = ((add, torch.float64), (weigh, torch.float64), (maximum, torch.float32))
     totals = [torch.empty((A if used else 1, D), dtype=dtype, device=hidden_TD.device) for used, dtype in shapes]
     arguments = (hidden_TD, *totals, segments.tile_entry, segments.first_tile, segments.num_tokens, block, add, weigh, maximum)
-    if (add or maximum) and segments.num_tokens.numel():
+    if (add or maximum) and segments.entries:
         ct.launch(torch.cuda.current_stream(), (D // block, A), fold_tiles, arguments)
     return totals[0], totals[1], totals[2]
 
@@ -229,7 +230,7 @@ def _add(
     hidden_TD = totals[3]
     device, D, s = hidden_TD.device, hidden_TD.shape[1], segments
     unused = {"mean": totals[0], "weighted_mean": totals[1], "max": totals[2]}
-    tables = [state.tables.get(prefix + pooling, unused[pooling][:1].clone()) for pooling in unused]
+    tables = [state.tables.get(prefix + pooling, torch.empty_like(unused[pooling][:1])) for pooling in unused]
     names = ("mean", "weighted_mean", "max", "last")
     room = (num_closed // ROWS_AT_ONCE + 1) * ROWS_AT_ONCE
     written = [torch.empty((room if name in poolings else ROWS_AT_ONCE, D), device=device) for name in names]

@@ -69,7 +69,8 @@ def _store_vectors(vectors_HAVQ, loaded, tile, h, count, low, high, BLOCK):  # t
     one_and_e = 1.0 + e
     rounding = ct.truediv(e, one_and_e - 1.0, rounding_mode=ct.RoundingMode.APPROX)
     log1p = ct.where(one_and_e > 1.0, ct.log(one_and_e) * rounding, e)
-    dt = ct.minimum(ct.maximum(ct.maximum(raw, 0.0) + log1p, low), high)
+    # A raw time step that is no number stays so: as the least one it would hide in a token that changes nothing.
+    dt = ct.minimum(ct.maximum(ct.maximum(raw, 0.0) + log1p, low, propagate_nan=True), high, propagate_nan=True)
     dt = ct.where(ct.arange(TILE, dtype=ct.int32).reshape((1, TILE)) < count, dt, 0.0)
     decay = ct.cumsum(dt * (rate * LOG2_E), 1)
     source = ct.where(dt > 0.0, decay - ct.log2(dt), NEVER)
@@ -84,7 +85,7 @@ def _product(b, c, dtype):  # type: ignore[no-untyped-def]
     cb = ct.mma(c, ct.transpose(b), ct.zeros((TILE, TILE), dtype=ct.float32))
     row = ct.arange(TILE, dtype=ct.int32).reshape((TILE, 1))
     column = ct.arange(TILE, dtype=ct.int32).reshape((1, TILE))
-    cb = ct.minimum(ct.maximum(cb * 2.0**-CB_SHIFT, -CB_MOST), CB_MOST)
+    cb = ct.minimum(ct.maximum(cb * 2.0**-CB_SHIFT, -CB_MOST, propagate_nan=True), CB_MOST, propagate_nan=True)
     return ct.where(row >= column, cb, 0.0).astype(dtype)
 
 

@@ -23,12 +23,12 @@ from longscan.kernels.logprob.cases import make as make_scores
 from longscan.kernels.norm import gated_rms_norm, rms_norm
 from longscan.kernels.norm.cases import EPS, make_rows
 from longscan.kernels.norm.cases import Shape as NormShape
-from longscan.kernels.pool import pool
+from longscan.kernels.pool import POOLINGS, PoolState, pool
 from longscan.kernels.pool.cases import CASES as POOL_CASES
 from longscan.kernels.pool.cases import Case as PoolCase
 from longscan.kernels.pool.cases import grouped
 from longscan.kernels.pool.cases import make as make_pool
-from longscan.kernels.segments import MOST_ROWS, NO_LANE, TILE, Entry
+from longscan.kernels.segments import MOST_ROWS, NO_LANE, TILE, Entry, Segments
 from longscan.kernels.tuning import Setting
 
 BF16 = torch.bfloat16
@@ -222,6 +222,29 @@ def test_logprob_of_no_number_is_none(device: str) -> None:
     assert torch.equal(found[rest], before[rest])
 
 
+@pytest.mark.parametrize(
+    ("far", "device"),
+    [(-math.inf, "cpu"), (-1e17, "cpu"), pytest.param(-math.inf, "cuda", marks=pytest.mark.gpu)],
+    ids=["infinite", "finite", "infinite_cuda"],
+)
+@pytest.mark.parametrize("vocabulary", [1, 256, 300])
+def test_logprob_where_all_logits_are_far_down(vocabulary: int, far: float, device: str) -> None:
+    """All -inf, they are none. All alike, below -1e30, they are uniform, save on a GPU, whose fused product leaves no digit of them."""
+    inputs = make_scores(LogprobCase("far_down", 65, 64, vocabulary, wanted=1.0), device, BF16)
+    run = LOGPROB.logprob if device == "cpu" else partial(logprob, backend="cutile")
+    inputs.hidden_TD[:, 5], inputs.weight_VD[:, 5] = 0, 1e15
+    before = run(inputs.hidden_TD, inputs.weight_VD, inputs.targets_T)
+    if far == -math.inf:
+        inputs.hidden_TD[3, 5] = far
+    else:
+        inputs.hidden_TD[3] = torch.where(torch.arange(64, device=device) == 5, far, 0.0).to(BF16)
+    found = run(inputs.hidden_TD, inputs.weight_VD, inputs.targets_T)
+    expected = logprob(inputs.hidden_TD, inputs.weight_VD, inputs.targets_T, backend="torch")
+    torch.testing.assert_close(found[3], expected[3], rtol=1e-5, atol=1e-4, equal_nan=True)
+    rest = torch.arange(65, device=device) != 3
+    assert torch.equal(found[rest], before[rest])
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_norms_of_rows_that_are_nearly_zero(device: str) -> None:
     """Whose squares are less than eps, in most of them."""
@@ -246,6 +269,10 @@ def test_steps_without_rows_launch_nothing() -> None:
     y_TD, _ = NORM.rms_norm(rows, weight, residual_TD=None, eps=EPS, out_dtype=BF16)
     y_TI = NORM.gated_rms_norm(rows, rows, weight, groups=2, eps=EPS, norm_before_gate=False)
     scores = LOGPROB.logprob(rows, torch.ones(9, 96, dtype=BF16), torch.zeros(0, dtype=torch.int64))
+    for slots in (0, 4):
+        segments, state = Segments.pack((), 0, slots=slots), PoolState.new(1, 96, POOLINGS, TILE)
+        output, _ = POOL.pool(rows, state=state, poolings=POOLINGS, segments=segments, window_tokens=TILE)
+        assert {tuple(vectors.shape) for vectors in (*output.documents.values(), *output.windows.values())} == {(0, 96)}
     assert [tuple(found.shape) for found in (y_TC, y_TD, y_TI, scores)] == [(0, 96)] * 3 + [(0,)]
 
 

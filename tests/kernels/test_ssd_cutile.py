@@ -209,6 +209,24 @@ def test_products_of_b_and_c_that_are_large(place: Place, largest: float) -> Non
     assert relative_error(ssm_SHNP[entry.lane_out], plain_SHNP[entry.lane_out].double()) <= TOLERANCE[torch.bfloat16]
 
 
+@pytest.mark.parametrize("span_tiles", [None, 2])
+@pytest.mark.parametrize("name", ["dt_TH", "B_TGN"])
+def test_a_number_that_is_none_shows_from_its_token_on(place: Place, name: str, span_tiles: int | None) -> None:
+    """In every output that follows and in the state, as on the PyTorch path; the other documents keep their bits."""
+    inputs = alone(place.inputs(poison=False), list(RAGGED.entries), span_tiles)
+    before = place.run(**inputs.arguments())
+    first, *others = RAGGED.entries
+    inputs.tensors[name] = inputs.tensors[name].clone()
+    inputs.tensors[name][first.rows.start + 70] = math.nan
+    y_THP, ssm_SHNP = place.run(**inputs.arguments())
+    assert y_THP[first.rows].isnan().any(2).any(1).nonzero()[:, 0].tolist() == list(range(70, first.num_tokens))
+    assert bool(ssm_SHNP[first.lane_out].isnan().any())
+    for entry in others:
+        assert_same_bits(f"y of {entry}", y_THP[entry.rows], before[0][entry.rows])
+        if entry.lane_out != NO_LANE:
+            assert_same_bits(f"state of {entry}", ssm_SHNP[entry.lane_out], before[1][entry.lane_out])
+
+
 @pytest.mark.parametrize("span_tiles", [1, 2, 3, 100])
 def test_spans(place: Place, span_tiles: int) -> None:
     check(place.run, with_spans(place.inputs(), span_tiles))
