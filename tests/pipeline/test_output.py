@@ -29,6 +29,7 @@ from longscan.pipeline.shards import RowGroup, SourceFile
 from longscan.pipeline.storage.location import Location, atomic_write, children, exists, locate, read_bytes
 from longscan.pipeline.write.writer import Writer
 from waiting import until
+from processes import status
 
 TASK = TaskConfig("score", score=ScoreConfig(per_token=True))
 FILES = [SourceFile(f"/in/{i}.parquet", f"{i}.parquet", 10, "mtime_ns:1", (RowGroup(2, 4000),)) for i in range(3)]
@@ -398,7 +399,7 @@ def test_a_run_that_was_killed_is_taken_over_at_once(tmp_path: Path, caplog: pyt
             RunLock(locate(str(tmp_path)))
         holder.kill()
         # The kernel takes a moment to end it; nobody waits for it yet, so it stays as a zombie.
-        until(lambda: Path(f"/proc/{holder.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+        until(lambda: status(holder.pid)[0] == "Z")
         lock = RunLock(locate(str(tmp_path)))
     with lock:
         assert f"taking over from a run that is gone: process {holder.pid}" in caplog.text

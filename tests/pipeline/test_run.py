@@ -29,6 +29,7 @@ from longscan.pipeline.errors import OutputError
 from longscan.pipeline.output.folder import RunFolder
 from longscan.pipeline.plan.planner import Plan
 from longscan.pipeline.run import run
+from processes import status
 from longscan.pipeline.shards import ShardReport
 from longscan.pipeline.worker.job import EngineBuilder
 from stopping import Stop, carries, stopped
@@ -129,8 +130,8 @@ def test_ray_on_this_machine_starts_no_processes_for_tasks_that_never_come(monke
     monkeypatch.setattr(os, "cpu_count", lambda: 12)  # Ray starts no more of them at once than there are cores
     with until_left(connect(address="local", num_cpus=12, include_dashboard=False)):
         raylet = ray.get(ray.remote(parent).remote())
-        stats = [path.read_text("utf-8", "replace") for path in Path("/proc").glob("[0-9]*/stat") if path.exists()]
-    parents = [int(stat.rpartition(")")[2].split()[1]) for stat in stats]
+        found = [status(path.name) for path in Path("/proc").glob("[0-9]*")]
+    parents = [int(of_one[1]) for of_one in found if of_one]
     assert 1 <= parents.count(raylet) <= 6, "the task's, and those that look after the node"
 
 
