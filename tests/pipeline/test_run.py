@@ -96,12 +96,13 @@ def assert_same(output: Path, expected: Path) -> None:
 
 
 def attempts(output: Path) -> list[Path]:
-    return sorted((output / "_run" / "attempts").glob("*/*"))
+    """Not what stands beside them: how one ended, where it was, and for a moment a temporary file."""
+    return sorted((output / "_run" / "attempts").glob("*/??????"))
 
 
 def at_work(output: Path) -> set[int]:
     """Processes that have begun a shard."""
-    return {json.loads(path.read_text())["pid"] for path in (output / "_run" / "attempts").glob("*/??????")}
+    return {json.loads(path.read_text())["pid"] for path in attempts(output)}
 
 
 def committed(output: Path) -> int:
