@@ -23,7 +23,6 @@ import sigterm
 from guarded import guarded
 from longscan.jobs.compose import compose_job
 from longscan.jobs.run import main
-from longscan.pipeline.cluster import pool
 from longscan.pipeline.cluster.connection import connect, until_left
 from longscan.pipeline.errors import OutputError
 from longscan.pipeline.output.folder import RunFolder
@@ -236,15 +235,8 @@ def test_a_device_that_is_lost_costs_a_start_of_its_worker_and_nobody_is_blamed(
     assert_same(tmp_path / "out", alone)
 
 
-def hold(patch: pytest.MonkeyPatch, output: Path, build: EngineBuilder) -> None:
-    """The command's engines are made by `build`, which holds them; they go on when workers are told to stop."""
-    true_flush = pool._flush
-
-    def flush(tally: Any, grace_s: float) -> None:
-        saboteurs.go_on(output).touch()
-        true_flush(tally, grace_s)
-
-    patch.setattr(pool, "_flush", flush)
+def hold(patch: pytest.MonkeyPatch, build: EngineBuilder) -> None:
+    """The command's engines are made by `build`, which holds them; each goes on when it is told to stop."""
     patch.setattr("longscan.pipeline.run.run", partial(run, build=build))
 
 
@@ -258,7 +250,7 @@ def test_on_a_cluster_that_is_told_to_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     output = tmp_path / "out"
-    hold(monkeypatch, output, saboteurs.held_behind_a_shard)
+    hold(monkeypatch, saboteurs.held_behind_a_shard)
 
     def stop() -> None:
         until(lambda: committed(output) >= 1)
@@ -413,7 +405,7 @@ def test_workers_keep_what_they_are_at_when_the_run_is_stopped(model: Path, tmp_
     command = job(model, source, tmp_path / "out", "engine.checkpoint_tokens=1048576")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(saboteurs.__file__).parent), os.environ.get("PYTHONPATH", "")]))
     with monkeypatch.context() as patch:
-        hold(patch, tmp_path / "out", saboteurs.held_behind_tokens)
+        hold(patch, saboteurs.held_behind_tokens)
         assert stopped([*command, "cluster=local", "cluster.workers=2"], 1000) > 0
     kept = sorted((tmp_path / "out" / "_run" / "carries").rglob("*.carry"))
     assert kept
