@@ -9,7 +9,6 @@ import secrets
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -28,12 +27,12 @@ from longscan.pipeline.errors import OutputError
 from longscan.pipeline.output.folder import RunFolder
 from longscan.pipeline.plan.planner import Plan
 from longscan.pipeline.run import run
-from processes import status
 from longscan.pipeline.shards import ShardReport
 from longscan.pipeline.worker.job import EngineBuilder
+from processes import status
 from stopping import Stop, carries, stopped
 from tiny_jobs import rows, success, table, texts, unfinish, words, write_input
-from waiting import until
+from waiting import Until, beside, until
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own, on import and at its end
 
@@ -149,19 +148,17 @@ def test_any_number_of_workers_and_any_order_of_shards(
     else:
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(saboteurs.__file__).parent), os.environ.get("PYTHONPATH", "")]))
 
-        def go_on() -> None:
+        def go_on(until: Until) -> None:
             try:
                 until(lambda: len(at_work(output)) == workers)
             finally:
                 saboteurs.go_on(output).touch()
 
-        waiter = threading.Thread(target=go_on)
-        waiter.start()
-        run(
-            compose_job([*command, f"cluster.workers={workers}", "cluster.cpus_per_worker=1"]),
-            build=saboteurs.held_behind_nothing,
-        )
-        waiter.join()
+        with beside(go_on):
+            run(
+                compose_job([*command, f"cluster.workers={workers}", "cluster.cpus_per_worker=1"]),
+                build=saboteurs.held_behind_nothing,
+            )
         assert len(at_work(output)) == workers
     assert success(output)["shards"] == 24
     assert_same(output, alone)
@@ -190,7 +187,7 @@ def test_on_a_cluster_whose_worker_is_killed(
     output, killed = tmp_path / "out", []
     end: Callable[[int], None] = (lambda pid: os.kill(pid, signal.SIGKILL)) if how == "killed" else request.getfixturevalue("starve")
 
-    def kill() -> None:
+    def kill(until: Until) -> None:
         until(lambda: committed(output) >= 1)
         pid = json.loads(attempts(output)[-1].read_text())["pid"]
         assert b"ray::" in Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -198,12 +195,9 @@ def test_on_a_cluster_whose_worker_is_killed(
         killed.append(committed(output))
         saboteurs.go_on(output).touch()
 
-    killer = threading.Thread(target=kill)
-    killer.start()
     command = job(model, source, output, "cluster=ray", f"cluster.address={address}", "cluster.workers=1")
-    run(compose_job(command), build=saboteurs.held_behind_a_shard)
-    killer.join()
-    assert killed
+    with beside(kill):
+        run(compose_job(command), build=saboteurs.held_behind_a_shard)
     assert killed[0] < 12, "it was killed too late to lose anything"
     assert_same(output, alone)
     assert len({json.loads(path.read_text())["pid"] for path in attempts(output)}) == 2, "another process went on"
@@ -252,16 +246,14 @@ def test_on_a_cluster_that_is_told_to_stop(
     output = tmp_path / "out"
     hold(monkeypatch, saboteurs.held_behind_a_shard)
 
-    def stop() -> None:
+    def stop(until: Until) -> None:
         until(lambda: committed(output) >= 1)
         sigterm.send()
 
-    stopper = threading.Thread(target=stop)
     before = signal.signal(signal.SIGTERM, lambda *_: None)  # a signal to a run that has failed fails the test, and does not end all tests
     try:
-        stopper.start()
-        code = main(job(model, source, output, "cluster=ray", f"cluster.address={address}", "cluster.workers=[1,2]"))
-        stopper.join()
+        with beside(stop):
+            code = main(job(model, source, output, "cluster=ray", f"cluster.address={address}", "cluster.workers=[1,2]"))
     finally:
         signal.signal(signal.SIGTERM, before)
     assert code == 75
