@@ -12,6 +12,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,8 @@ from longscan.pipeline.records import Document, DocumentRow, ErrorRow
 from longscan.pipeline.shards import RowGroup, SourceFile
 from longscan.pipeline.storage.location import Location, atomic_write, children, exists, locate, read_bytes
 from longscan.pipeline.write.writer import Writer
-from waiting import until
 from processes import status
+from waiting import until
 
 TASK = TaskConfig("score", score=ScoreConfig(per_token=True))
 FILES = [SourceFile(f"/in/{i}.parquet", f"{i}.parquet", 10, "mtime_ns:1", (RowGroup(2, 4000),)) for i in range(3)]
@@ -392,7 +393,9 @@ time.sleep(600)
 
 
 def test_a_run_that_was_killed_is_taken_over_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder, ExitStack() as stack:
+        stack.callback(holder.kill)
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(OutputError, match=f"process {holder.pid} on"):
