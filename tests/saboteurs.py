@@ -59,7 +59,10 @@ def go_on(output: Path | str) -> Path:
 
 
 def held(behind: str, job: Job, folder: str, on_tokens: Callable[[int], None] | None, meter: Meter) -> Engine:
-    """An engine that goes on only when it is told to. behind: "nothing", a "shard" of the run, or so many "tokens" of its own."""
+    """An engine that goes on only when it is told to, or to stop. behind: "nothing", a "shard" of the run, or so many "tokens" of its own.
+
+    One that waits for its own stop has not done all there is by the time that the stop reaches it, however late that is.
+    """
     engine = build_engine(job, folder, on_tokens, meter)
     whole: Any = engine._forward.launch
     output = Path(job.config.output.path)
@@ -67,7 +70,7 @@ def held(behind: str, job: Job, folder: str, on_tokens: Callable[[int], None] | 
     def launch(step: Step) -> Any:
         done = list((output / "_run" / "manifest").glob("*.json"))
         if {"nothing": True, "shard": bool(done), "tokens": engine.totals.tokens > HELD_AT_TOKENS}[behind]:
-            until(go_on(output).exists)
+            until(lambda: engine._stopping or go_on(output).exists())
         return whole(step)
 
     engine._forward.launch = launch  # type: ignore[method-assign]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 HANG_S = 300.0
@@ -33,3 +36,28 @@ def until(
         left, seen = left - min(now - seen, MOST_S), now
         assert left > 0, told("it did not happen")
         time.sleep(0.005)
+
+
+Until = Callable[[Callable[[], object]], None]
+
+
+@contextmanager
+def beside(work: Callable[[Until], object]) -> Iterator[None]:
+    """`work` in a thread of its own while the block runs: a block that fails leaves none behind that fails, or stops, a later test.
+
+    work: gets an `until` of one argument, which raises where the block is left before it happened; so is what else `work` raises, by
+    a block that has not failed itself.
+    """
+    left = threading.Event()
+
+    def until_left(happened: Callable[[], object]) -> None:
+        until(lambda: left.is_set() or happened())
+        assert not left.is_set() or happened(), "it did not happen before the block was left"
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(work, until_left)
+        try:
+            yield
+        finally:
+            left.set()
+        done.result()

@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 
@@ -58,10 +60,16 @@ Forward.launch, Engine.stop = held, stopped
 """So that a signal finds the run in the middle: steps behind that wait until the engine is told to stop."""
 
 
-def run_process(*arguments: str, cwd: Path, first: str = "") -> subprocess.Popen[str]:
+@contextmanager
+def run_process(*arguments: str, cwd: Path, first: str = "") -> Iterator[subprocess.Popen[str]]:
+    """It ends with the block."""
     command = [sys.executable, "-c", first + AS_FROM_A_TERMINAL, *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONWARNINGS": ""}
-    return subprocess.Popen(command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_embed_score_by_the_contract(model: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -309,8 +317,8 @@ class TestProcess:
     """The same as a process of its own."""
 
     def test_errors_are_a_line_without_a_trace(self, tmp_path: Path) -> None:
-        process = run_process("input.path=gone", "output.path=out", cwd=tmp_path)
-        out, said = process.communicate(timeout=HANG_S)
+        with run_process("input.path=gone", "output.path=out", cwd=tmp_path) as process:
+            out, said = process.communicate(timeout=HANG_S)
         assert process.returncode == 2
         assert out == ""
         assert said.strip().splitlines()[-1].startswith("longscan: error: ")
@@ -324,11 +332,11 @@ class TestProcess:
     ) -> None:
         source = write_input(tmp_path / "in.parquet", [text * 3 for text in texts(40)], row_group=1)
         job = words(model, source, "out", "output.shard_tokens=64", "cluster=inprocess", "task=embed_score")
-        process = run_process(*job, cwd=tmp_path, first=HELD_BEHIND_THREE_SHARDS)
         manifest = tmp_path / "out" / "_run" / "manifest"
-        until(lambda: len(list(manifest.glob("*.json"))) >= 3, process)
-        process.send_signal(number)
-        _, said = process.communicate(timeout=HANG_S)
+        with run_process(*job, cwd=tmp_path, first=HELD_BEHIND_THREE_SHARDS) as process:
+            until(lambda: len(list(manifest.glob("*.json"))) >= 3, process)
+            process.send_signal(number)
+            _, said = process.communicate(timeout=HANG_S)
         assert process.returncode == 75, said
         assert said.strip().splitlines()[-1].startswith("longscan: error: stopped; what is done is kept")
         assert "Traceback" not in said

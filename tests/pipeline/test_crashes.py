@@ -12,6 +12,7 @@ import pytest
 from fakes import tiny_checkpoint
 from longscan.jobs.run import main
 from longscan.pipeline.commit.lock import RunLock
+from processes import status
 from starts import DIE, Starts
 from tiny_jobs import same_tables, snapshot, success, texts, words, write_input
 from waiting import until
@@ -149,7 +150,7 @@ def test_who_was_taken_for_dead_and_wakes_up_changes_nothing(
     out = tmp_path / "out"
     command = [*job, f"output.path={out}"]
     asleep = starts.begin(command, ASLEEP)
-    until(lambda: Path(f"/proc/{asleep}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    until(lambda: status(asleep)[0] == "T")
     monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
     monkeypatch.setattr(RunLock.__init__, "__kwdefaults__", RunLock.__init__.__kwdefaults__ | {"beat_s": 0.1, "stale_s": 0.0})
     try:

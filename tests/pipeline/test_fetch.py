@@ -15,6 +15,7 @@ import pytest
 from checkpoint_formats import rewrite
 from fake_hub import Hub, serving
 from fakes import tiny_checkpoint, tiny_tokenizer
+from huggingface_hub import close_session
 from longscan.jobs.run import main
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.errors import ModelError
@@ -28,17 +29,23 @@ from tiny_jobs import rows, texts, words, write_input
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub of this test's own, and an empty cache."""
+    """A hub of this test's own, and an empty cache, whatever the environment says of proxies and of being offline."""
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "127.0.0.1")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    close_session()  # one that another test opened goes by the environment as it was
     with serving() as started:
         settings = {
             "ENDPOINT": started.url,
             "HUGGINGFACE_CO_URL_TEMPLATE": started.url + "/{repo_id}/resolve/{revision}/{filename}",
             "HF_HUB_CACHE": str(tmp_path / "cache"),
             "HF_HUB_DISABLE_PROGRESS_BARS": True,
+            "HF_HUB_OFFLINE": False,
         }
         for name, value in settings.items():
             monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
         yield started
+        close_session()
 
 
 @pytest.fixture(scope="module")

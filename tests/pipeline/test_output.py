@@ -12,6 +12,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from longscan.pipeline.records import Document, DocumentRow, ErrorRow
 from longscan.pipeline.shards import RowGroup, SourceFile
 from longscan.pipeline.storage.location import Location, atomic_write, children, exists, locate, read_bytes
 from longscan.pipeline.write.writer import Writer
+from processes import status
 from waiting import until
 
 TASK = TaskConfig("score", score=ScoreConfig(per_token=True))
@@ -391,14 +393,16 @@ time.sleep(600)
 
 
 def test_a_run_that_was_killed_is_taken_over_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder, ExitStack() as stack:
+        stack.callback(holder.kill)
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(OutputError, match=f"process {holder.pid} on"):
             RunLock(locate(str(tmp_path)))
         holder.kill()
         # The kernel takes a moment to end it; nobody waits for it yet, so it stays as a zombie.
-        until(lambda: Path(f"/proc/{holder.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+        until(lambda: status(holder.pid)[0] == "Z")
         lock = RunLock(locate(str(tmp_path)))
     with lock:
         assert f"taking over from a run that is gone: process {holder.pid}" in caplog.text

@@ -9,7 +9,6 @@ import secrets
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -23,7 +22,6 @@ import sigterm
 from guarded import guarded
 from longscan.jobs.compose import compose_job
 from longscan.jobs.run import main
-from longscan.pipeline.cluster import pool
 from longscan.pipeline.cluster.connection import connect, until_left
 from longscan.pipeline.errors import OutputError
 from longscan.pipeline.output.folder import RunFolder
@@ -31,9 +29,10 @@ from longscan.pipeline.plan.planner import Plan
 from longscan.pipeline.run import run
 from longscan.pipeline.shards import ShardReport
 from longscan.pipeline.worker.job import EngineBuilder
+from processes import status
 from stopping import Stop, carries, stopped
 from tiny_jobs import rows, success, table, texts, unfinish, words, write_input
-from waiting import until
+from waiting import Until, beside, until
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own, on import and at its end
 
@@ -95,12 +94,13 @@ def assert_same(output: Path, expected: Path) -> None:
 
 
 def attempts(output: Path) -> list[Path]:
-    return sorted((output / "_run" / "attempts").glob("*/*"))
+    """Not what stands beside them: how one ended, where it was, and for a moment a temporary file."""
+    return sorted((output / "_run" / "attempts").glob("*/??????"))
 
 
 def at_work(output: Path) -> set[int]:
     """Processes that have begun a shard."""
-    return {json.loads(path.read_text())["pid"] for path in (output / "_run" / "attempts").glob("*/??????")}
+    return {json.loads(path.read_text())["pid"] for path in attempts(output)}
 
 
 def committed(output: Path) -> int:
@@ -129,8 +129,8 @@ def test_ray_on_this_machine_starts_no_processes_for_tasks_that_never_come(monke
     monkeypatch.setattr(os, "cpu_count", lambda: 12)  # Ray starts no more of them at once than there are cores
     with until_left(connect(address="local", num_cpus=12, include_dashboard=False)):
         raylet = ray.get(ray.remote(parent).remote())
-        stats = [path.read_text("utf-8", "replace") for path in Path("/proc").glob("[0-9]*/stat") if path.exists()]
-    parents = [int(stat.rpartition(")")[2].split()[1]) for stat in stats]
+        found = [status(path.name) for path in Path("/proc").glob("[0-9]*")]
+    parents = [int(of_one[1]) for of_one in found if of_one]
     assert 1 <= parents.count(raylet) <= 6, "the task's, and those that look after the node"
 
 
@@ -148,19 +148,17 @@ def test_any_number_of_workers_and_any_order_of_shards(
     else:
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(saboteurs.__file__).parent), os.environ.get("PYTHONPATH", "")]))
 
-        def go_on() -> None:
+        def go_on(until: Until) -> None:
             try:
                 until(lambda: len(at_work(output)) == workers)
             finally:
                 saboteurs.go_on(output).touch()
 
-        waiter = threading.Thread(target=go_on)
-        waiter.start()
-        run(
-            compose_job([*command, f"cluster.workers={workers}", "cluster.cpus_per_worker=1"]),
-            build=saboteurs.held_behind_nothing,
-        )
-        waiter.join()
+        with beside(go_on):
+            run(
+                compose_job([*command, f"cluster.workers={workers}", "cluster.cpus_per_worker=1"]),
+                build=saboteurs.held_behind_nothing,
+            )
         assert len(at_work(output)) == workers
     assert success(output)["shards"] == 24
     assert_same(output, alone)
@@ -189,7 +187,7 @@ def test_on_a_cluster_whose_worker_is_killed(
     output, killed = tmp_path / "out", []
     end: Callable[[int], None] = (lambda pid: os.kill(pid, signal.SIGKILL)) if how == "killed" else request.getfixturevalue("starve")
 
-    def kill() -> None:
+    def kill(until: Until) -> None:
         until(lambda: committed(output) >= 1)
         pid = json.loads(attempts(output)[-1].read_text())["pid"]
         assert b"ray::" in Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -197,12 +195,9 @@ def test_on_a_cluster_whose_worker_is_killed(
         killed.append(committed(output))
         saboteurs.go_on(output).touch()
 
-    killer = threading.Thread(target=kill)
-    killer.start()
     command = job(model, source, output, "cluster=ray", f"cluster.address={address}", "cluster.workers=1")
-    run(compose_job(command), build=saboteurs.held_behind_a_shard)
-    killer.join()
-    assert killed
+    with beside(kill):
+        run(compose_job(command), build=saboteurs.held_behind_a_shard)
     assert killed[0] < 12, "it was killed too late to lose anything"
     assert_same(output, alone)
     assert len({json.loads(path.read_text())["pid"] for path in attempts(output)}) == 2, "another process went on"
@@ -234,15 +229,8 @@ def test_a_device_that_is_lost_costs_a_start_of_its_worker_and_nobody_is_blamed(
     assert_same(tmp_path / "out", alone)
 
 
-def hold(patch: pytest.MonkeyPatch, output: Path, build: EngineBuilder) -> None:
-    """The command's engines are made by `build`, which holds them; they go on when workers are told to stop."""
-    true_flush = pool._flush
-
-    def flush(tally: Any, grace_s: float) -> None:
-        saboteurs.go_on(output).touch()
-        true_flush(tally, grace_s)
-
-    patch.setattr(pool, "_flush", flush)
+def hold(patch: pytest.MonkeyPatch, build: EngineBuilder) -> None:
+    """The command's engines are made by `build`, which holds them; each goes on when it is told to stop."""
     patch.setattr("longscan.pipeline.run.run", partial(run, build=build))
 
 
@@ -256,18 +244,16 @@ def test_on_a_cluster_that_is_told_to_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     output = tmp_path / "out"
-    hold(monkeypatch, output, saboteurs.held_behind_a_shard)
+    hold(monkeypatch, saboteurs.held_behind_a_shard)
 
-    def stop() -> None:
+    def stop(until: Until) -> None:
         until(lambda: committed(output) >= 1)
         sigterm.send()
 
-    stopper = threading.Thread(target=stop)
     before = signal.signal(signal.SIGTERM, lambda *_: None)  # a signal to a run that has failed fails the test, and does not end all tests
     try:
-        stopper.start()
-        code = main(job(model, source, output, "cluster=ray", f"cluster.address={address}", "cluster.workers=[1,2]"))
-        stopper.join()
+        with beside(stop):
+            code = main(job(model, source, output, "cluster=ray", f"cluster.address={address}", "cluster.workers=[1,2]"))
     finally:
         signal.signal(signal.SIGTERM, before)
     assert code == 75
@@ -411,7 +397,7 @@ def test_workers_keep_what_they_are_at_when_the_run_is_stopped(model: Path, tmp_
     command = job(model, source, tmp_path / "out", "engine.checkpoint_tokens=1048576")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(saboteurs.__file__).parent), os.environ.get("PYTHONPATH", "")]))
     with monkeypatch.context() as patch:
-        hold(patch, tmp_path / "out", saboteurs.held_behind_tokens)
+        hold(patch, saboteurs.held_behind_tokens)
         assert stopped([*command, "cluster=local", "cluster.workers=2"], 1000) > 0
     kept = sorted((tmp_path / "out" / "_run" / "carries").rglob("*.carry"))
     assert kept
