@@ -104,8 +104,10 @@ def choose_sizes(
     shard = config.output.shard_tokens
     if shard == "auto":
         # None so small that its files are all overhead. On a CPU a small one takes a minute: where there are few, whoever is ready first
-        # would take them all.
-        least = LEAST_SHARD if workers == 1 or device.kind == "cuda" else LEAST_SHARD // 8
+        # would take them all. One GPU alone goes through a small one in half a second: those that it works on at once would begin
+        # and end together, and it would wait for all of them.
+        alone, gpu = workers == 1, device.kind == "cuda"
+        least = 2 * LEAST_SHARD if alone and gpu else LEAST_SHARD if alone or gpu else LEAST_SHARD // 8
         shard = min(1 << 26, max(least, estimated_tokens // (SHARDS_EACH * workers)))
     check_sizes(lanes=int(lanes), step_tokens=int(step), segment_tokens=engine.segment_tokens)
     if device.kind == "cuda":

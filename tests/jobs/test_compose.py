@@ -16,6 +16,7 @@ from longscan.jobs.run import main
 from longscan.pipeline.config import JobConfig
 from longscan.pipeline.errors import ConfigError
 from longscan.pipeline.rules import validate
+from waiting import HANG_S
 
 JOB = ("model.path=M", "input.path=I", "output.path=O")
 
@@ -194,7 +195,7 @@ def test_the_help_and_a_typo_load_no_torch() -> None:
         "try: main(['--help'])\nexcept SystemExit as end: assert end.code == 0\n"
         "assert not {'torch', 'ray', 'transformers', 'pyarrow'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=HANG_S)
 
 
 @pytest.mark.parametrize(

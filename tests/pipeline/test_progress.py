@@ -96,12 +96,12 @@ def test_a_terminal_gets_a_line_that_moves() -> None:
 
 def test_a_plain_log_gets_lines(caplog: pytest.LogCaptureFixture) -> None:
     stream = io.StringIO()
-    with caplog.at_level(logging.INFO, "longscan"), Progress(100, 1, stream=stream, every_s=0.01) as progress:
+    with caplog.at_level(logging.INFO, "longscan"), Progress(100, 1, stream=stream, clock=Clock(), every_s=0.01) as progress:
         while len(caplog.messages) < 2:
             pass
         progress.add_shard(report(0, 100), 100)
     assert stream.getvalue() == ""
-    assert caplog.messages[-1].startswith("100 tokens in 0:0")
+    assert caplog.messages[-1].startswith("100 tokens in 0:00, ")
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,8 @@ def test_automatic_sizes(folder: Path, geometry: Mamba2Geometry, device: Device)
 
 
 @pytest.mark.parametrize(
-    ("device", "workers", "shard"), [(CPU, 2, 1 << 18), (CPU, 4, 1 << 17), (CPU, 100, 1 << 17), (CPU, 1, 1 << 20), (H200, 4, 1 << 20)]
+    ("device", "workers", "shard"),
+    [(CPU, 2, 1 << 18), (CPU, 4, 1 << 17), (CPU, 100, 1 << 17), (CPU, 1, 1 << 20), (H200, 4, 1 << 20), (H200, 1, 1 << 21)],
 )
 def test_a_small_input_is_shared_by_workers_that_take_long_for_it(
     folder: Path, geometry: Mamba2Geometry, device: Device, workers: int, shard: int
