@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What only a GPU can show, part by part; on an H200 with 16 cores none takes ten minutes.
+# What only a GPU can show, part by part, each some minutes long.
 #
 #     tests/gpu.sh PART OUT [COMMIT]
 #
