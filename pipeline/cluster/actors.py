@@ -25,7 +25,7 @@ from longscan.pipeline.worker.worker import Worker
 
 POLL_S = 0.5
 """How often a worker asks whether it is to stop."""
-SILENT_S = 5.0
+SILENT_S = 10.0
 """Who has not asked for so long is gone: nobody waits for it."""
 
 log = logging.getLogger(__name__)
