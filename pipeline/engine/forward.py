@@ -75,11 +75,21 @@ class Forward:
     @torch.inference_mode()
     def rehearse(self) -> None:
         """A full step of nobody's: memory that is not there is missed now, and not behind hours of work; and what is compiled, loaded or
-        made once is there before the first document's tokens are.
+        made once is there before the first document's tokens are. On a GPU it tells how long a step takes, too.
         """
-        assert self.tiles is not None
+        self._step_of_nobody()
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # what the states that documents begin from have queued is no part of this step
+            # Again: now nothing is compiled, loaded or recorded in between, for which the device waits or is waited for.
+            torch.cuda.synchronize(self.device)
+            began = time.perf_counter()
+            self._step_of_nobody()
+            torch.cuda.synchronize(self.device)
+            self.step_seconds = time.perf_counter() - began
+        self._free_since = time.perf_counter()
+
+    def _step_of_nobody(self) -> None:
+        """Queue a full step that reads no lane and leaves nothing behind."""
+        assert self.tiles is not None
         ids_T = self._to_device(np.full(self.tiles * TILE, PAD_ID, dtype=np.int64))
         segments = self._pack([Entry(0, self.tiles * TILE, ends=True)], self.tiles)
         hidden_TD, self.model_state = self.model.step(ids_T, segments, self.model_state)
@@ -87,13 +97,6 @@ class Forward:
             self._pool(hidden_TD, segments, self.pool_state)
         if self.task.scores:
             self.model.logprobs(hidden_TD, ids_T)
-        if self.device.type == "cuda":
-            # The network's replay as a graph was queued just now, with little behind it: nearly all of the step is waited for here. It is
-            # less where there is no graph, or where the host loaded kernels meanwhile that come behind; the first real step tells it all.
-            began = time.perf_counter()
-            torch.cuda.synchronize(self.device)
-            self.step_seconds = time.perf_counter() - began
-        self._free_since = time.perf_counter()
 
     @property
     def steps_behind(self) -> int:
