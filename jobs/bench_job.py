@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -69,6 +70,8 @@ def bench_job(options: argparse.Namespace, told: Callable[[JobRecord], None] = l
         prepared = prepare(config)
         if options.peers:
             _check_comparable(options, prepared)
+        # The job begins by writing a few lines for good, and would wait for whatever else is on its way to the disk.
+        os.sync()
         with watched() as watch:
             run(config, build=build)
         metrics: dict[str, Any] = json.loads((folder / "out" / "_run" / "metrics.json").read_text())

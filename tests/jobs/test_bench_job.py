@@ -125,6 +125,21 @@ def test_a_job_on_the_sleeping_device_says_where_its_time_went(tmp_path: Path, c
     assert sum(documents["num_tokens"].to_pylist()) == record["tokens"]
 
 
+def test_a_job_does_not_wait_for_what_the_bench_writes_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own first words go to the disk for good, behind gigabytes of a model that are on their way there."""
+    done: list[str] = []
+
+    def run(*_: Any, **__: Any) -> None:
+        done.append("run")
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("os.sync", lambda: done.append("sync"))
+    monkeypatch.setattr("longscan.pipeline.run.run", run)
+    with pytest.raises(ZeroDivisionError):
+        main(["job", "--lengths", "constant:500", "--tokens", "1000", "--fake-rate", "1e6"])
+    assert done == ["sync", "run"]
+
+
 def test_a_worker_without_work_makes_no_job_faster() -> None:
     """One giant on a pool of four: the others have nothing to do."""
     device = {"cpu_seconds": 0.0, "seconds": 10.0}
