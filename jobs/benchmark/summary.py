@@ -44,20 +44,21 @@ def summary(folder: Path = RESULTS) -> str:
 
 
 def jobs_summary(folder: Path = JOBS) -> str:
-    """The same of whole jobs, and of the peers that were timed in the same runs."""
+    """The same of whole jobs, and of the peers that were timed in the same runs: of each peer the newest, with whichever chunk was best."""
     jobs: dict[tuple[str, ...], str] = {}
-    peers: dict[tuple[str, ...], list[str]] = {}
+    peers: dict[tuple[str, ...], dict[str, str]] = {}
     origins: dict[tuple[str, ...], Content] = {}
     for content in read(folder.glob("*.json")):
         for row in content["rows"]:
             key = (row["model"], _corpus(row), str(row["workers"]))
             jobs[key], origins[key] = _job(key, row), content["facts"]
-            if row["peers"]:
-                peers[key] = [_peer(key, peer) for peer in row["peers"]]
-                origins[(*key, "peers")] = content["facts"]
+            for peer in row["peers"]:
+                name = peer["name"].partition(", chunk ")[0]
+                peers.setdefault(key, {})[name] = _peer(key, peer)
+                origins[(*key, name)] = content["facts"]
     if not jobs:
         return NO_JOBS
-    beside = [line for key in sorted(peers) for line in peers[key]]
+    beside = [line for key in sorted(peers) for line in peers[key].values()]
     lines = [*JOBS_HEADER, *(jobs[key] for key in sorted(jobs)), "", *([*PEERS_HEADER, *beside, ""] if beside else [])]
     return "\n".join([*lines, *_measured(origins.values())])
 

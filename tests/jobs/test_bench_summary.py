@@ -146,6 +146,22 @@ def test_a_job_has_its_line_and_its_peers_theirs(tmp_path: Path) -> None:
     ]
 
 
+def test_a_peer_stays_until_there_is_a_newer_of_it(tmp_path: Path) -> None:
+    """A later run may have fewer peers beside it, and another chunk may have been the best of one."""
+    kernels, other = PEER | {"name": "kernels, chunk 128"}, PEER | {"name": "other", "tokens_per_second": 2e5}
+    put(tmp_path, "a.json", "job", facts("2026-01-01", "old"), JOB | {"peers": [kernels, other]})
+    again = PEER | {"name": "kernels, chunk 256", "tokens_per_second": 6e5, "times_peer": 3.0}
+    put(tmp_path, "b.json", "job", facts("2026-01-02", "new"), JOB | {"peers": [again]})
+    lines = jobs_summary(tmp_path).splitlines()
+    assert lines[6:] == [
+        "| 130m | documents of 500 | kernels, chunk 256 | 800,000 | 600,000 | 3.00 | 1.0e-03 |",
+        "| 130m | documents of 500 | other | 800,000 | 200,000 | 3.50 | 1.0e-03 |",
+        "",
+        "* measured on NVIDIA H200, driver 580.1, bf16, 2026-01-01, commit old",
+        "* measured on NVIDIA H200, driver 580.1, bf16, 2026-01-02, commit new",
+    ]
+
+
 def test_a_job_on_a_cpu_takes_no_gpus_row(tmp_path: Path) -> None:
     put(tmp_path, "a.json", "job", facts("2026-01-01", "old"), JOB)
     put(tmp_path, "b.json", "job", facts("2026-01-02", "new") | {"gpu": None}, JOB | {"device": "cpu", "workers": 2, "device_peak_mb": 0.0})
