@@ -102,7 +102,7 @@ def sleeping_engine(rate: float, width: int = WIDTH) -> EngineBuilder:
     return partial(_build, rate, width)
 
 
-def _build(rate: float, width: int, job: Job, _folder: str, on_tokens: Callable[[int], None] | None, meter: Meter) -> Engine:
+def _build(rate: float, width: int, job: Job, _folder: str, on_tokens: Callable[[int, int], None] | None, meter: Meter) -> Engine:
     settings = EngineSettings(
         task=job.config.task,
         lanes=job.sizes.lanes,

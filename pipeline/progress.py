@@ -45,7 +45,7 @@ class Progress:
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._began = clock()
-        self._tokens = self._documents = self._errors = self._shards = 0
+        self._tokens = self._estimated = self._documents = self._errors = self._shards = 0
         self._done_tokens = 0
         self._lock = threading.Lock()
         self._end = threading.Event()
@@ -65,20 +65,22 @@ class Progress:
             self._stream.flush()
         log.info("%s", self.line())
 
-    def add_tokens(self, tokens: int) -> None:
-        """Tokens that went through the model."""
+    def add_tokens(self, tokens: int, estimated: int) -> None:
+        """Tokens that went through the model, and how many of the estimate these are."""
         with self._lock:
             self._tokens += tokens
+            self._estimated += estimated
 
     @property
     def computed_tokens(self) -> int:
         """Tokens that went through the model so far."""
         return self._tokens
 
-    def set_tokens(self, tokens: int) -> None:
+    def set_tokens(self, tokens: int, estimated: int) -> None:
         """The same where they are counted elsewhere."""
         with self._lock:
-            self._tokens = max(self._tokens, tokens)
+            if tokens > self._tokens:
+                self._tokens, self._estimated = tokens, estimated
 
     def add_shard(self, report: ShardReport, estimated_tokens: int) -> None:
         """A shard is committed. What its tokens were, against their estimate, scales the estimate of the rest."""
@@ -96,7 +98,9 @@ class Progress:
         with self._lock:
             seconds = max(self._clock() - self._began, 1e-9)
             done = max(self._kept + self._tokens, self._done_tokens)
-            scale = self._done_tokens / self._ended if self._ended and self._done_tokens else 1.0
+            # Of shards that are done it is known; until there are some, by what went through.
+            known, of = (self._done_tokens, self._ended) if self._done_tokens else (self._tokens, self._estimated)
+            scale = known / of if known and of else 1.0
             total = max(self._done_tokens + round(self._left * scale), done)
             computed = max(self._tokens, done - self._kept - self._continued)
             finished = self._shards == self._num_shards

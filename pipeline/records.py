@@ -41,6 +41,9 @@ class Cut:
 
 BEGINNING = Cut()
 
+BYTES_PER_TOKEN = 4
+"""Of text that no token is known of yet: for estimates only."""
+
 
 @dataclass(slots=True)
 class HostCarry:

@@ -32,7 +32,7 @@ class OneHang(Engine):
         return super().under_way if self.hanging else (0, 0)
 
 
-def sabotaged(job: Job, folder: str, on_tokens: Callable[[int], None] | None, meter: Meter) -> Engine:
+def sabotaged(job: Job, folder: str, on_tokens: Callable[[int, int], None] | None, meter: Meter) -> Engine:
     """Row 4 of a file fails every step that it is in, as an error of the device would; row 9 hangs at the first try."""
     engine = build_engine(job, folder, on_tokens, meter)
     engine.__class__ = OneHang
@@ -58,7 +58,7 @@ def go_on(output: Path | str) -> Path:
     return Path(f"{output}.go")
 
 
-def held(behind: str, job: Job, folder: str, on_tokens: Callable[[int], None] | None, meter: Meter) -> Engine:
+def held(behind: str, job: Job, folder: str, on_tokens: Callable[[int, int], None] | None, meter: Meter) -> Engine:
     """An engine that goes on only when it is told to, or to stop. behind: "nothing", a "shard" of the run, or so many "tokens" of its own.
 
     One that waits for its own stop has not done all there is by the time that the stop reaches it, however late that is.
@@ -83,7 +83,7 @@ LOST: list[bool] = []
 """This process has lost its device."""
 
 
-def poisoned(job: Job, folder: str, on_tokens: Callable[[int], None] | None, meter: Meter) -> Engine:
+def poisoned(job: Job, folder: str, on_tokens: Callable[[int, int], None] | None, meter: Meter) -> Engine:
     """Row 9 of a file fails at the first try and takes the process's whole device along: every later step there fails as well."""
     engine = build_engine(job, folder, on_tokens, meter)
     whole: Any = engine._forward.launch

@@ -36,6 +36,7 @@ class Tally:
 
     def __init__(self) -> None:
         self._tokens: Counter[str] = Counter()
+        self._estimated: Counter[str] = Counter()
         self._begun = 0
         self._seen: dict[str, float] = {}
         self._stopping = False
@@ -63,11 +64,14 @@ class Tally:
     def ready(self) -> None:
         self._begun = 0
 
-    def add(self, worker: str, tokens: int) -> None:
+    def add(self, worker: str, tokens: int, estimated: int) -> None:
+        """estimated: what the plan takes these tokens for."""
         self._tokens[worker] += tokens
+        self._estimated[worker] += estimated
 
-    def total(self) -> int:
-        return self._tokens.total()
+    def total(self) -> tuple[int, int]:
+        """The tokens of all workers, and what the plan takes these for."""
+        return self._tokens.total(), self._estimated.total()
 
 
 class RayWorker:
@@ -111,8 +115,8 @@ class RayWorker:
                 ray.get(self._tally.stopping.remote(self._name))
             self._tally.stopped.remote(self._name)
 
-    def _count(self, tokens: int) -> None:
-        self._tally.add.remote(self._name, tokens)
+    def _count(self, tokens: int, estimated: int) -> None:
+        self._tally.add.remote(self._name, tokens, estimated)
 
     def _run(self, chain: Chain) -> list[Result] | LongscanError:
         """Results of a chain. Where the engine failed this process ends, for Ray to start it anew and to try the chain elsewhere.

@@ -116,7 +116,7 @@ def _watched(tally: Any, progress: Progress) -> Iterator[None]:
     def watch() -> None:
         with suppress(ray.exceptions.RayError):  # the numbers of a cluster that is going down are nobody's concern
             while not ended.wait(TALLY_S):
-                progress.set_tokens(ray.get(tally.total.remote()))
+                progress.set_tokens(*ray.get(tally.total.remote()))
 
     watcher = threading.Thread(target=watch, name="longscan-tally", daemon=True)
     watcher.start()
@@ -126,4 +126,4 @@ def _watched(tally: Any, progress: Progress) -> Iterator[None]:
         ended.set()
         watcher.join()
         with suppress(ray.exceptions.RayError):
-            progress.set_tokens(ray.get(tally.total.remote(), timeout=TALLY_S))
+            progress.set_tokens(*ray.get(tally.total.remote(), timeout=TALLY_S))

@@ -63,12 +63,12 @@ class Engine:
         model: StepModel,
         settings: EngineSettings,
         *,
-        on_tokens: Callable[[int], None] | None = None,
+        on_tokens: Callable[[int, int], None] | None = None,
         meter: Meter | None = None,
         forward: Callable[[StepModel, EngineSettings, Meter], Forward] = Forward,
     ) -> None:
         """
-        on_tokens: called after each step, in the engine's thread, with the tokens that went through.
+        on_tokens: called after each step, in the engine's thread, with the tokens that went through, and what a plan takes these for.
         meter: charged with the stages feed, idle (a caller that waits), schedule, pack, copy, launch, wait, device and rows, and with what
             the device waits before its first step and between two.
         forward: makes what runs the steps.
@@ -86,7 +86,7 @@ class Engine:
         carry_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in self.carry_layout.values())
         self._lanes = Lanes(settings, self._forward.slots, most_kept=max(2, KEPT_BYTES // max(1, carry_bytes)))
         self._maker = RowMaker(settings)
-        self._on_tokens = on_tokens or (lambda _: None)
+        self._on_tokens = on_tokens or (lambda *_: None)
         # Re-entrant: a caller's generator may be closed by the garbage collector, in whatever thread it runs.
         self._lock = threading.RLock()
         self._work = threading.Condition(self._lock)
@@ -334,7 +334,7 @@ class Engine:
                 hand_over(of_entry, self._lanes)
             self._delivered += step.num_tokens
             self._announce()
-        self._on_tokens(step.num_tokens)
+        self._on_tokens(step.num_tokens, step.estimated_tokens)
 
     def _hand_over_carries(self) -> None:
         """Nothing runs any more: what every lane holds is its document's carry."""

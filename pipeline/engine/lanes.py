@@ -70,6 +70,8 @@ class Lanes:
         for block in blocks:
             if len(block.ids) and not block.settled:
                 self._decide_keep_at(document)
+            if block.end is not None and block.end.byte and block.end.token:
+                document.bytes_per_token = block.end.byte / block.end.token
             document.tokens.push(block)
         document.caller.held_tokens += document.tokens.held - before
         document.complete = complete

@@ -15,7 +15,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from longscan.pipeline.engine.schedule import Candidate
-from longscan.pipeline.records import BEGINNING, Carry, Cut, Document, HostCarry, Ids, Kept, Outcome, Prefix, Reached, TokenBlock
+from longscan.pipeline.records import (
+    BEGINNING,
+    BYTES_PER_TOKEN,
+    Carry,
+    Cut,
+    Document,
+    HostCarry,
+    Ids,
+    Kept,
+    Outcome,
+    Prefix,
+    Reached,
+    TokenBlock,
+)
 
 Offsets = npt.NDArray[np.int64]
 News = Outcome | Carry | Kept | Reached
@@ -135,6 +148,8 @@ class OpenDocument:
     place: Candidate
     """Where it is in the schedule."""
     estimated_tokens: int = 0
+    bytes_per_token: float = BYTES_PER_TOKEN
+    """Of its text, as far as that is cut; of token ids, what a plan takes them for."""
     tokens: TokenQueue = field(default_factory=TokenQueue)
     carry: HostCarry = field(default_factory=HostCarry)
     """What it carries on the host, as far as its results are in: behind its place by the steps that are on the device."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from longscan.kernels.segments import NO_LANE, TILE, Entry
 from longscan.pipeline.engine.opened import OpenDocument, Taken
-from longscan.pipeline.records import Cut
+from longscan.pipeline.records import BYTES_PER_TOKEN, Cut
 
 
 @dataclass(slots=True)
@@ -33,6 +33,11 @@ class Step:
     entries: tuple[StepEntry, ...]
     num_tiles: int
     num_tokens: int
+
+    @property
+    def estimated_tokens(self) -> int:
+        """What a plan, which knows only the size of their text, takes its tokens for."""
+        return round(sum(e.entry.num_tokens * e.document.bytes_per_token for e in self.entries) / BYTES_PER_TOKEN)
 
     @property
     def repeatable(self) -> bool:

@@ -20,11 +20,12 @@ from longscan.pipeline.keep.leftover import Done
 from longscan.pipeline.model import Mamba2, Mamba2Geometry, load_model
 from longscan.pipeline.plan.fetch import fetch_model
 from longscan.pipeline.plan.nodes import Workers
-from longscan.pipeline.plan.planner import BYTES_PER_TOKEN, Plan
+from longscan.pipeline.plan.planner import Plan
 from longscan.pipeline.plan.resolve import Choice
 from longscan.pipeline.plan.sizes import Sizes
 from longscan.pipeline.plan.tail import Chain, Pace, Tail, foresee, longest_first
 from longscan.pipeline.read.sample import Sample
+from longscan.pipeline.records import BYTES_PER_TOKEN
 from longscan.pipeline.wording import clock_time, count, num_bytes, plural
 
 PROBE_S = 3.0

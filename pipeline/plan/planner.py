@@ -15,10 +15,10 @@ from typing import Any
 import pyarrow as pa
 from longscan.kernels.segments import TILE
 from longscan.pipeline.errors import OutputError
+from longscan.pipeline.records import BYTES_PER_TOKEN
 from longscan.pipeline.shards import Piece, Shard, SourceFile
 
 MAX_SHARDS = 10_000
-BYTES_PER_TOKEN = 4
 CUT_BEYOND = 4
 """A row group is cut by rows only where it is more than this many times `shard_tokens`."""
 

@@ -9,15 +9,12 @@ from dataclasses import replace
 
 from longscan.pipeline.errors import ConfigError, DocumentError
 from longscan.pipeline.meter import Meter, MeteredExecutor
-from longscan.pipeline.records import BEGINNING, Document, ErrorRow, TokenBlock, TokenStream
+from longscan.pipeline.records import BEGINNING, BYTES_PER_TOKEN, Document, ErrorRow, TokenBlock, TokenStream
 from longscan.pipeline.tokenize.blocks import BatchBlocks, EosBlocks, LaterBlocks, checked_ids, close_iterator, encode_batch, id_blocks
 from longscan.pipeline.tokenize.prefix import prefix_of_ids, prefix_of_text
 from longscan.pipeline.tokenize.prompt import Prompt
 from longscan.pipeline.tokenize.texts import PIECE_BYTES, TextBlocks, last_cut
 from longscan.pipeline.tokenize.tokenizer import TextTokenizer
-
-BYTES_A_TOKEN = 4
-"""For estimates only."""
 
 SHORT_SHARE = 4
 """A text of at most this part of a piece waits for others, to be tokenized with them in one call."""
@@ -156,7 +153,7 @@ class DocumentTokenizer:
     @staticmethod
     def _text_stream(document: Document, blocks: Iterator[TokenBlock]) -> TokenStream:
         num_bytes = text_of(document).nbytes
-        return TokenStream(document, blocks, num_bytes, -(-num_bytes // BYTES_A_TOKEN))
+        return TokenStream(document, blocks, num_bytes, -(-num_bytes // BYTES_PER_TOKEN))
 
 
 class Ahead:

@@ -39,7 +39,7 @@ FREE_SHARE = 8
 and write need a core at once."""
 
 
-def build_tools(job: Job, *, cores: int, on_tokens: Callable[[int], None] | None = None) -> Tools:
+def build_tools(job: Job, *, cores: int, on_tokens: Callable[[int, int], None] | None = None) -> Tools:
     """For one run on one device. cores: of the worker.
 
     Raises ConfigError where the device's memory does not hold the model and the states.
@@ -116,7 +116,7 @@ def _keeper(job: Job, output: Location, engine: Engine) -> Keeper:
     )
 
 
-def build_engine(job: Job, folder: str, on_tokens: Callable[[int], None] | None, meter: Meter) -> Engine:
+def build_engine(job: Job, folder: str, on_tokens: Callable[[int, int], None] | None, meter: Meter) -> Engine:
     """The model in `folder`, on its device, in an engine. Raises what torch does where the memory does not hold it."""
     config, choice, sizes = job.config, job.choice, job.sizes
     model = with_graphs(

@@ -15,7 +15,7 @@ from longscan.pipeline.plan.resolve import Choice
 from longscan.pipeline.plan.sizes import Sizes
 from longscan.pipeline.shards import Shard, ShardReport
 
-EngineBuilder = Callable[["Job", str, Callable[[int], None] | None, Meter], Engine]
+EngineBuilder = Callable[["Job", str, Callable[[int, int], None] | None, Meter], Engine]
 
 Chain = tuple[Shard, ...]
 """Shards that read on in one row group, to be taken one after the other."""

@@ -37,7 +37,7 @@ TRIES = 3
 class Worker:
     """Tools for one run on one device. As a context: everything is closed when it is left."""
 
-    def __init__(self, job: Job, *, cores: int, on_tokens: Callable[[int], None] | None = None) -> None:
+    def __init__(self, job: Job, *, cores: int, on_tokens: Callable[[int, int], None] | None = None) -> None:
         """cores: of the worker.
 
         Raises ConfigError where the device's memory does not hold the model and the states.

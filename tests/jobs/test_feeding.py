@@ -42,7 +42,7 @@ def options(lengths: str, tokens: int, rate: float, *keys: str) -> argparse.Name
     return parser.parse_args(words)
 
 
-def patient_engine(total: int, job: Job, folder: str, on_tokens: Callable[[int], None] | None, meter: Meter) -> Engine:
+def patient_engine(total: int, job: Job, folder: str, on_tokens: Callable[[int, int], None] | None, meter: Meter) -> Engine:
     """On a device that is slower than the host, whatever the host: no step ends before the next one is there, up to the last of `total`."""
     engine = sleeping_engine(rate=20 * STEP, width=64)(job, folder, on_tokens, meter)
     true_finished, since = engine._forward.finished, [time.monotonic()]

@@ -42,7 +42,7 @@ class Stateful(bench_fake.SleepingModel):
         return hidden, state
 
 
-def stateful(job: Job, folder: str, on_tokens: Callable[[int], None] | None, meter: Meter) -> Engine:
+def stateful(job: Job, folder: str, on_tokens: Callable[[int, int], None] | None, meter: Meter) -> Engine:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench_fake, "SleepingModel", Stateful)
         return bench_fake.sleeping_engine(RATE)(job, folder, on_tokens, meter)

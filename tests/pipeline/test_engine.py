@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from longscan.kernels.segments import NO_LANE, Segments
 from longscan.pipeline.config import EmbeddingConfig, ScoreConfig, TaskConfig
 from longscan.pipeline.engine.engine import Engine, EngineFailed
 from longscan.pipeline.errors import ConfigError, DocumentError
-from longscan.pipeline.records import DocumentRow, ErrorRow, Outcome, TokensRow, TokenStream, WindowRow
+from longscan.pipeline.records import Cut, DocumentRow, ErrorRow, Outcome, TokenBlock, TokensRow, TokenStream, WindowRow
 from waiting import HANG_S
 
 CONTEXT = 3
@@ -189,7 +190,8 @@ def test_the_same_bits_for_several_callers_at_once(alone: Results) -> None:
 @settings(deadline=None, max_examples=25)
 def test_any_documents_in_any_engine(lengths: list[int], lanes: int, step: int, block: int, constant_shape: bool) -> None:
     model, done = CountingModel(), []
-    with engine(model=model, lanes=lanes, step_tokens=64 * step, constant_shape=constant_shape, on_tokens=done.append) as one:
+    sizes = {"lanes": lanes, "step_tokens": 64 * step, "constant_shape": constant_shape}
+    with engine(model=model, on_tokens=lambda tokens, _: done.append(tokens), **sizes) as one:
         rows = collect(one.process(streams(lengths, block=block)))
         totals = one.totals
     assert {ordinal: made[-1].num_tokens for ordinal, made in rows.items() if isinstance(made[-1], DocumentRow)} == dict(enumerate(lengths))
@@ -441,10 +443,33 @@ def test_a_closed_engine_says_so_and_has_no_thread() -> None:
             list(call)
 
 
+def test_what_a_plan_takes_tokens_for_is_told_by_the_bytes_of_their_text() -> None:
+    told: list[tuple[int, int]] = []
+
+    def cut(ordinal: int, tokens: int, bytes_per_token: float) -> TokenStream:
+        plain = stream(ordinal, ids_of(ordinal, tokens), block=300)
+        position = 0
+
+        def blocks() -> Iterator[TokenBlock]:
+            nonlocal position
+            for block in plain.blocks:
+                position += len(block.ids)
+                yield replace(block, end=Cut(round(bytes_per_token * position), 0, position))
+
+        return TokenStream(plain.document, blocks(), None, tokens)
+
+    with engine(lanes=3, step_tokens=512, on_tokens=lambda *given: told.append(given)) as one:
+        rows = collect(one.process([cut(0, 3000, 2.5), cut(1, 600, 8), cut(2, 500, 0), stream(3, ids_of(3, 100))]))
+    assert len(rows) == 4
+    assert sum(tokens for tokens, _ in told) == 4200
+    expected = 3000 * 2.5 / 4 + 600 * 8 / 4 + 500 + 100  # of token ids there are no bytes, and of the last no cut is known
+    assert sum(estimated for _, estimated in told) == pytest.approx(expected, abs=len(told)), "each step's is a whole number"
+
+
 def test_a_long_document_is_cut_only_a_few_steps_ahead() -> None:
     cut = done = ahead = 0
 
-    def count(tokens: int) -> None:
+    def count(tokens: int, _: int) -> None:
         nonlocal done
         done += tokens
 
@@ -466,7 +491,7 @@ def test_documents_of_a_token_are_opened_only_a_few_steps_ahead() -> None:
     """Each takes a tile of a step: by their tokens a caller would hold 64 times as many as go into the steps that it is ahead."""
     given = done = ahead = 0
 
-    def count(tokens: int) -> None:
+    def count(tokens: int, _: int) -> None:
         nonlocal done
         done += tokens
 
@@ -486,7 +511,7 @@ def test_documents_of_a_token_are_opened_only_a_few_steps_ahead() -> None:
 def test_a_wrong_estimate_does_not_fill_the_memory() -> None:
     cut = done = ahead = 0
 
-    def count(tokens: int) -> None:
+    def count(tokens: int, _: int) -> None:
         nonlocal done
         done += tokens
 

@@ -200,7 +200,7 @@ def run_until(
     """Run documents from their carries until so many tokens are through, then stop; the carries that were made, and the tokens."""
     due, seen = threading.Event(), 0
 
-    def count(tokens: int) -> None:
+    def count(tokens: int, _: int) -> None:
         nonlocal seen
         seen += tokens
         if seen >= stop_at and not due.is_set():

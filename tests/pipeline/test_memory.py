@@ -187,7 +187,7 @@ def test_documents_that_are_set_aside_go_on_after_a_stop(forward: type[Forward],
 
     done: list[int] = []
 
-    def on_tokens(tokens: int) -> None:
+    def on_tokens(tokens: int, _: int) -> None:
         done.append(tokens)
         if len(done) == 10:
             one.stop(0)

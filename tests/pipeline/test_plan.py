@@ -20,9 +20,10 @@ from longscan.pipeline.config import InputConfig, JobConfig
 from longscan.pipeline.errors import InputError, OutputError
 from longscan.pipeline.plan import planner as planning
 from longscan.pipeline.plan.fingerprint import explain_difference, fingerprint, provenance, run_facts
-from longscan.pipeline.plan.planner import BYTES_PER_TOKEN, CUT_BEYOND, Plan, make_plan
+from longscan.pipeline.plan.planner import CUT_BEYOND, Plan, make_plan
 from longscan.pipeline.read.find import find_files
 from longscan.pipeline.read.scan import scan
+from longscan.pipeline.records import BYTES_PER_TOKEN
 from longscan.pipeline.shards import Piece, RowGroup, Shard, SourceFile
 
 

@@ -34,7 +34,7 @@ def test_line_before_during_and_after() -> None:
     progress = Progress(1000, 2, stream=io.StringIO(), clock=clock)
     clock.now += 10
     assert progress.line() == "0 of about 1.0 k tokens, 0 %, 0 tokens/s; 0 of 2 shards, 0 documents, 0 errors"
-    progress.add_tokens(250)
+    progress.add_tokens(250, 250)
     assert progress.line().startswith("250 of about 1.0 k tokens, 25 %, 25 tokens/s, 0:30 left; 0 of 2 shards")
     progress.add_shard(report(0, 400, documents=3, errors=1), 500)
     assert progress.line() == "400 of about 800 tokens, 50 %, 40 tokens/s, 0:10 left; 1 of 2 shards, 3 documents, 1 error"
@@ -42,11 +42,24 @@ def test_line_before_during_and_after() -> None:
     assert progress.line() == "1.0 k tokens in 0:10, 100 tokens/s; 2 of 2 shards, 4 documents, 1 error"
 
 
+def test_until_a_shard_is_done_the_estimate_follows_what_went_through() -> None:
+    """A run of one giant's shard: how many bytes its tokens take is known long before the shard is done."""
+    clock = Clock()
+    progress = Progress(1000, 2, stream=io.StringIO(), clock=clock)
+    clock.now += 10
+    progress.add_tokens(300, 200)
+    assert progress.line().startswith("300 of about 1.5 k tokens, 20 %, 30 tokens/s, 0:40 left; 0 of 2 shards")
+    progress.set_tokens(600, 300)
+    assert progress.line().startswith("600 of about 2.0 k tokens, 30 %, 60 tokens/s, 0:23 left; 0 of 2 shards")
+    progress.add_shard(report(0, 750), 500)
+    assert progress.line().startswith("750 of about 1.5 k tokens, 50 %, 75 tokens/s, 0:10 left; 1 of 2 shards")
+
+
 def test_more_tokens_than_estimated_are_no_hundred_percent_and_no_time_left_of_zero() -> None:
     clock = Clock()
     progress = Progress(100, 1, stream=io.StringIO(), clock=clock)
     clock.now += 1
-    progress.add_tokens(150)
+    progress.add_tokens(150, 150)
     assert progress.line().startswith("150 of about 150 tokens, 99 %, 150 tokens/s; ")
 
 
@@ -55,10 +68,10 @@ def test_what_earlier_starts_have_kept_is_there_from_the_beginning_and_in_no_spe
     progress = Progress(1000, 2, kept_tokens=300, stream=io.StringIO(), clock=clock)
     clock.now += 10
     assert progress.line().startswith("300 of about 1.0 k tokens, 30 %, 0 tokens/s; ")
-    progress.add_tokens(200)
+    progress.add_tokens(200, 200)
     assert progress.line().startswith("500 of about 1.0 k tokens, 50 %, 20 tokens/s, 0:25 left; ")
     progress.add_shard(report(0, 500), 500)
-    progress.add_tokens(500)
+    progress.add_tokens(500, 500)
     progress.add_shard(report(1, 500), 500)
     assert progress.line().startswith("700 tokens in 0:10 beside 300 kept, 70 tokens/s; 2 of 2 shards")
 
@@ -68,25 +81,25 @@ def test_what_an_earlier_run_has_computed_is_in_no_speed() -> None:
     clock = Clock()
     progress = Progress(1000, 2, stream=io.StringIO(), clock=clock)
     clock.now += 10
-    progress.add_tokens(100)
+    progress.add_tokens(100, 100)
     progress.add_shard(replace(report(0, 500), carried=Carried(continued_tokens=400)), 500)
     assert progress.line().startswith("500 of about 1.0 k tokens, 50 %, 10 tokens/s, 0:10 left; ")
-    progress.add_tokens(50)
+    progress.add_tokens(50, 50)
     progress.add_shard(replace(report(1, 500), carried=Carried(continued_tokens=450)), 500)
     assert progress.line().startswith("150 tokens in 0:10 beside 850 kept, 15 tokens/s; 2 of 2 shards")
 
 
 def test_tokens_that_are_counted_elsewhere_never_go_back() -> None:
     progress = Progress(100, 1, stream=io.StringIO())
-    progress.set_tokens(70)
-    progress.set_tokens(20)
+    progress.set_tokens(70, 70)
+    progress.set_tokens(20, 20)
     assert progress.line().startswith("70 of about 100 tokens, 70 %")
 
 
 def test_a_terminal_gets_a_line_that_moves() -> None:
     stream = Terminal()
     with Progress(100, 1, stream=stream, every_s=0.01) as progress:
-        progress.add_tokens(10)
+        progress.add_tokens(10, 10)
         while stream.getvalue().count("\r") < 3:
             pass
     assert "\r\x1b[K10 of about 100 tokens" in stream.getvalue()

@@ -32,7 +32,7 @@ RATE = "LONGSCAN_SOAK_RATE"
 """Environment: tokens/s of an engine, which sleeps for the rest: a device that is slow and leaves the machine to others."""
 
 
-def witnessed(job: Job, folder: str, on_tokens: Callable[[int], None] | None, meter: Meter) -> Engine:
+def witnessed(job: Job, folder: str, on_tokens: Callable[[int, int], None] | None, meter: Meter) -> Engine:
     """The engine that `build_engine` makes, with a witness beside it. For one worker in a process."""
     engine = build_engine(job, folder, on_tokens, meter)
     notes = (Path(os.environ[FOLDER]) / f"{os.uname().nodename}-{os.getpid()}").open("ab", buffering=0)
