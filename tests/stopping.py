@@ -35,13 +35,13 @@ class Stop:
                 sigterm.send()
             return due
 
-        def added(progress: Progress, tokens: int) -> None:
-            add(progress, tokens)
+        def added(progress: Progress, tokens: int, estimated: int) -> None:
+            add(progress, tokens, estimated)
             if count(lambda: self.seen + tokens):
                 assert told.wait(HANG_S), "the signal has not come"
 
-        def counted(progress: Progress, tokens: int) -> None:
-            put(progress, tokens)
+        def counted(progress: Progress, tokens: int, estimated: int) -> None:
+            put(progress, tokens, estimated)
             count(lambda: tokens)
 
         def stopped(engine: Engine, timeout_s: float) -> bool:
