@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ PEERS_HEADER = (
     "| model | corpus | peer, its loop alone | tokens | tokens/s | x the peer | vectors apart |",
     "|---|---|---|---|---|---|---|",
 )
+VERSION = re.compile(r" \d+(\.\w+)+$")
 
 Content = Mapping[str, Any]
 
@@ -44,21 +46,24 @@ def summary(folder: Path = RESULTS) -> str:
 
 
 def jobs_summary(folder: Path = JOBS) -> str:
-    """The same of whole jobs, and of the peers that were timed in the same runs: of each peer the newest, with whichever chunk was best."""
+    """The same of whole jobs, and of the peers that were timed in the same runs: of each peer the newest, of whatever version and with
+    whichever chunk was best. One that came to nothing, since it was not there or failed, hides none that did.
+    """
     jobs: dict[tuple[str, ...], str] = {}
-    peers: dict[tuple[str, ...], dict[str, str]] = {}
+    peers: dict[tuple[str, ...], dict[str, Content]] = {}
     origins: dict[tuple[str, ...], Content] = {}
     for content in read(folder.glob("*.json")):
         for row in content["rows"]:
             key = (row["model"], _corpus(row), str(row["workers"]))
             jobs[key], origins[key] = _job(key, row), content["facts"]
             for peer in row["peers"]:
-                name = peer["name"].partition(", chunk ")[0]
-                peers.setdefault(key, {})[name] = _peer(key, peer)
-                origins[(*key, name)] = content["facts"]
+                name = VERSION.sub("", peer["name"].partition(",")[0])
+                before = peers.setdefault(key, {}).get(name)
+                if before is None or _has_numbers(peer) or not _has_numbers(before):
+                    peers[key][name], origins[(*key, name)] = peer, content["facts"]
     if not jobs:
         return NO_JOBS
-    beside = [line for key in sorted(peers) for line in peers[key].values()]
+    beside = [_peer(key, peer) for key in sorted(peers) for peer in peers[key].values()]
     lines = [*JOBS_HEADER, *(jobs[key] for key in sorted(jobs)), "", *([*PEERS_HEADER, *beside, ""] if beside else [])]
     return "\n".join([*lines, *_measured(origins.values())])
 
@@ -136,6 +141,10 @@ def _peer(key: Sequence[str], peer: Content) -> str:
     return _line(
         key[0], key[1], peer["name"], f"{peer['tokens']:,}", f"{peer['tokens_per_second']:,.0f}", f"{peer['times_peer']:.2f}", apart
     )
+
+
+def _has_numbers(peer: Content) -> bool:
+    return peer["tokens_per_second"] is not None or peer["distance"] is not None
 
 
 def _line(*cells: str) -> str:

@@ -92,6 +92,7 @@ class Feed:
         A document that holds a lane and cannot go on comes first, whatever is at hand elsewhere: nobody else can free its lane.
         """
         self._sources = [s for s in self._sources if s.opened is not None and not s.opened.gone]
+        self._tell_fed()
         opened = [(s, s.opened) for s in self._sources if s.opened is not None]
         hungry = [(s, d) for s, d in opened if d.wants_tokens]
         stuck = next((s for s, d in hungry if d.place.lane != NO_LANE), None)
@@ -121,7 +122,7 @@ class Feed:
             self._fail(pulled.source, pulled.error)
         else:
             self._push(pulled)
-        self.caller.fed = self._exhausted and not self._sources
+        self._tell_fed()
 
     def close(self) -> None:
         """Close what was being read, as far as it can be closed."""
@@ -129,6 +130,9 @@ class Feed:
             close = getattr(iterator, "close", None)
             if close is not None:
                 close()
+
+    def _tell_fed(self) -> None:
+        self.caller.fed = self._exhausted and not self._sources
 
     def _may_open(self, ahead: int) -> bool:
         if len(self.caller.documents) * TILE >= (ahead + STEPS_ON_DEVICE) * self._lanes.step_tokens:

@@ -162,6 +162,26 @@ def test_a_peer_stays_until_there_is_a_newer_of_it(tmp_path: Path) -> None:
     ]
 
 
+def test_a_peer_of_another_version_is_the_same_and_one_that_was_not_timed_hides_none_that_was(tmp_path: Path) -> None:
+    def named(*names: str, rate: float | None = 5e5) -> dict[str, Any]:
+        note = "" if rate else "not usable: No module named 'x'"
+        row = PEER | {"tokens_per_second": rate, "distance": rate and 1e-3, "note": note}
+        return JOB | {"peers": [row | {"name": name} for name in names]}
+
+    old, new, broken = facts("2026-01-01", "old"), facts("2026-01-02", "new"), facts("2026-01-03", "broken")
+    put(tmp_path, "a.json", "job", old, named("transformers 5.17.0, chunk 256", "windows of 512 tokens, of a"))
+    put(tmp_path, "b.json", "job", new, named("transformers 5.18.0.dev0, chunk 256", "windows of 512 tokens, of b", rate=6e5))
+    put(tmp_path, "c.json", "job", broken, named("transformers", "kernels, chunk 128", "windows of 512 tokens", rate=None))
+    assert jobs_summary(tmp_path).splitlines()[6:] == [
+        "| 130m | documents of 500 | transformers 5.18.0.dev0, chunk 256 | 800,000 | 600,000 | 3.50 | 1.0e-03 |",
+        "| 130m | documents of 500 | windows of 512 tokens, of b | 800,000 | 600,000 | 3.50 | 1.0e-03 |",
+        "| 130m | documents of 500 | kernels, chunk 128 | 800,000 | not usable: No module named 'x' |  |  |",
+        "",
+        "* measured on NVIDIA H200, driver 580.1, bf16, 2026-01-02, commit new",
+        "* measured on NVIDIA H200, driver 580.1, bf16, 2026-01-03, commit broken",
+    ]
+
+
 def test_a_job_on_a_cpu_takes_no_gpus_row(tmp_path: Path) -> None:
     put(tmp_path, "a.json", "job", facts("2026-01-01", "old"), JOB)
     put(tmp_path, "b.json", "job", facts("2026-01-02", "new") | {"gpu": None}, JOB | {"device": "cpu", "workers": 2, "device_peak_mb": 0.0})
