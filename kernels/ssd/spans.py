@@ -13,8 +13,9 @@ PADDED_TO = 16
 """Spans are padded to a multiple of it by spans of no tokens: kernels are compiled anew for arrays of other lengths."""
 
 
-FEW_BLOCKS = 0.43
-"""Of the GPU's processors: with fewer blocks than these the scan in spans is the faster one (measured on an H200 with H 24, 80 and 128)."""
+FEW_BLOCKS = 0.5
+"""Of the GPU's processors: with fewer blocks than these the scan in spans is the faster one. By one document's times on an H200, both ways, the
+two are even at 0.52 (H 24), 0.63 (H 80) and 0.67 (H 128) of them."""
 
 
 def heads_a_block(group: int, P: int, N: int) -> int:

@@ -216,8 +216,9 @@ def test_spans_are_for_few_documents_and_for_those_who_ask(folder: Path, geometr
     def spans(shape: Mamba2Geometry, documents: int, choice: Choice = on_cutile, **keys: Any) -> int | None:
         return choose_spans(job(folder, **keys), shape, choice, gpu, documents)
 
-    assert [spans(narrow, n) for n in (1, 4, 5)] == [32, 32, None]
+    assert [spans(narrow, n) for n in (1, 5, 6)] == [32, 32, None]
     assert [spans(wide, n) for n in (1, 2)] == [64, None]
+    assert [spans(replace(geometry, num_heads=128, num_groups=8), n) for n in (1, 2)] == [64, None]
     # A few that will be left when all others are done count as few documents do.
     few = {share: Giants(2, share) for share in (0.1, 0.2)}
     assert [choose_spans(job(folder), narrow, on_cutile, gpu, 100, None, few[share]) for share in few] == [None, 32]
