@@ -14,8 +14,8 @@ PADDED_TO = 16
 
 
 FEW_BLOCKS = 0.5
-"""Of the GPU's processors: with fewer blocks than these the scan in spans is the faster one. By one document's times on an H200, both ways, the
-two are even at 0.52 (H 24), 0.63 (H 80) and 0.67 (H 128) of them."""
+"""Of the GPU's processors: with fewer blocks than these the scan in spans is the faster one. By one document's times on an H200, both
+ways, the two are even at 0.52 (H 24), 0.63 (H 80) and 0.67 (H 128) of them."""
 
 
 def heads_a_block(group: int, P: int, N: int) -> int:
