@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 TERMINAL_S = 0.5
 LOG_S = 10.0
+FIRST_S = 1.0
+"""Tokens that are told of within it after the first may be of the same step."""
 
 
 class Progress:
@@ -47,6 +49,10 @@ class Progress:
         self._began = clock()
         self._tokens = self._estimated = self._documents = self._errors = self._shards = 0
         self._done_tokens = 0
+        self._first: float | None = None
+        """When tokens first came: before that workers start, which says nothing of the time that is left."""
+        self._since = self._began, kept_tokens, 0
+        """When the first of them had come, what was done then, and what computed."""
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._terminal = self._stream.isatty()
@@ -70,6 +76,7 @@ class Progress:
         with self._lock:
             self._tokens += tokens
             self._estimated += estimated
+            self._came()
 
     @property
     def computed_tokens(self) -> int:
@@ -81,6 +88,7 @@ class Progress:
         with self._lock:
             if tokens > self._tokens:
                 self._tokens, self._estimated = tokens, estimated
+                self._came()
 
     def add_shard(self, report: ShardReport, estimated_tokens: int) -> None:
         """A shard is committed. What its tokens were, against their estimate, scales the estimate of the rest."""
@@ -93,20 +101,36 @@ class Progress:
             self._left -= estimated_tokens
             self._ended += estimated_tokens
 
+    def _came(self) -> None:
+        """Tokens came. Asks for the lock."""
+        now = self._clock()
+        self._first = now if self._first is None else self._first
+        if now - self._first < FIRST_S:
+            self._since = now, *self._counted()
+
+    def _counted(self) -> tuple[int, int]:
+        """Tokens that are done, and of these, that this start computed. Asks for the lock."""
+        done = max(self._kept + self._tokens, self._done_tokens)
+        return done, max(self._tokens, done - self._kept - self._continued)
+
     def line(self) -> str:
         """`812.0 k of about 1.3 M tokens, 62 %, 45.1 k tokens/s, 0:11 left; 3 of 6 shards, 1 document, 0 errors`"""
         with self._lock:
-            seconds = max(self._clock() - self._began, 1e-9)
-            done = max(self._kept + self._tokens, self._done_tokens)
+            now = self._clock()
+            seconds = max(now - self._began, 1e-9)
+            done, computed = self._counted()
             # Of shards that are done it is known; until there are some, by what went through.
             known, of = (self._done_tokens, self._ended) if self._done_tokens else (self._tokens, self._estimated)
             scale = known / of if known and of else 1.0
             total = max(self._done_tokens + round(self._left * scale), done)
-            computed = max(self._tokens, done - self._kept - self._continued)
             finished = self._shards == self._num_shards
             share = 100 if finished else min(99, 100 * done // max(total, 1))
-            gone_on = max(done - self._kept, 0) / seconds  # with what no start of this run had to compute
-            left = "" if finished or not gone_on or done >= total else f", {clock_time((total - done) / gone_on)} left"
+            since, done_then, computed_then = self._since
+            under_way = not finished and now > since and done > done_then
+            speed = (computed - computed_then) / (now - since) if under_way else computed / seconds
+            left = ""
+            if under_way and done < total:  # by what is done, also where no start of this run had to compute it
+                left = f", {clock_time((total - done) / (done - done_then) * (now - since))} left"
             kept = f" beside {count(done - computed)} kept" if done > computed else ""
             about = (
                 f"{count(computed)} {'token' if computed == 1 else 'tokens'} in {clock_time(seconds)}{kept}"
@@ -114,7 +138,7 @@ class Progress:
                 else f"{count(done)} of about {count(total)} tokens, {share} %"
             )
             return (
-                f"{about}, {count(computed / seconds)} tokens/s{left}; {self._shards} of {plural(self._num_shards, 'shard')}, "
+                f"{about}, {count(speed)} tokens/s{left}; {self._shards} of {plural(self._num_shards, 'shard')}, "
                 f"{plural(self._documents, 'document')}, {plural(self._errors, 'error')}"
             )
 

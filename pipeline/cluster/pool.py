@@ -60,7 +60,7 @@ def _pool(job: Job, workers: Workers, chains: Sequence[Chain], progress: Progres
         compute=ActorPoolStrategy(
             min_size=workers.least,
             max_size=workers.most,
-            max_tasks_in_flight_per_actor=SHARDS_AT_ONCE,
+            max_tasks_in_flight_per_actor=in_hand(len(chains), workers),
             max_concurrent_calls_per_actor=SHARDS_AT_ONCE,
         ),
         num_cpus=workers.cores,
@@ -75,6 +75,11 @@ def _pool(job: Job, workers: Workers, chains: Sequence[Chain], progress: Progres
         except (KeyboardInterrupt, GeneratorExit):
             _flush(tally, job.config.cluster.grace_s)
             raise
+
+
+def in_hand(chains: int, workers: Workers) -> int:
+    """Of so many chains, at most in hand of one worker: of a few the first that is ready would take all, and leave the others none."""
+    return min(SHARDS_AT_ONCE, -(-chains // workers.least))
 
 
 def _flush(tally: Any, grace_s: float) -> None:

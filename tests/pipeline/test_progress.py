@@ -32,6 +32,7 @@ class Terminal(io.StringIO):
 def test_line_before_during_and_after() -> None:
     clock = Clock()
     progress = Progress(1000, 2, stream=io.StringIO(), clock=clock)
+    progress.add_tokens(0, 0)
     clock.now += 10
     assert progress.line() == "0 of about 1.0 k tokens, 0 %, 0 tokens/s; 0 of 2 shards, 0 documents, 0 errors"
     progress.add_tokens(250, 250)
@@ -46,6 +47,7 @@ def test_until_a_shard_is_done_the_estimate_follows_what_went_through() -> None:
     """A run of one giant's shard: how many bytes its tokens take is known long before the shard is done."""
     clock = Clock()
     progress = Progress(1000, 2, stream=io.StringIO(), clock=clock)
+    progress.add_tokens(0, 0)
     clock.now += 10
     progress.add_tokens(300, 200)
     assert progress.line().startswith("300 of about 1.5 k tokens, 20 %, 30 tokens/s, 0:40 left; 0 of 2 shards")
@@ -63,9 +65,27 @@ def test_more_tokens_than_estimated_are_no_hundred_percent_and_no_time_left_of_z
     assert progress.line().startswith("150 of about 150 tokens, 99 %, 150 tokens/s; ")
 
 
+def test_the_start_of_the_workers_is_in_the_time_of_a_run_that_ended_and_in_no_speed_before() -> None:
+    clock = Clock()
+    progress = Progress(1000, 1, stream=io.StringIO(), clock=clock)
+    clock.now += 80
+    progress.add_tokens(60, 60)
+    clock.now += 0.5  # the rest of the same step
+    progress.add_tokens(40, 40)
+    assert progress.line().startswith("100 of about 1.0 k tokens, 10 %, 1 tokens/s; ")
+    clock.now += 10
+    progress.add_tokens(100, 100)
+    assert progress.line().startswith("200 of about 1.0 k tokens, 20 %, 10 tokens/s, 1:20 left; ")
+    clock.now += 9.5
+    progress.add_tokens(800, 800)
+    progress.add_shard(report(0, 1000), 1000)
+    assert progress.line().startswith("1.0 k tokens in 1:40, 10 tokens/s; ")
+
+
 def test_what_earlier_starts_have_kept_is_there_from_the_beginning_and_in_no_speed() -> None:
     clock = Clock()
     progress = Progress(1000, 2, kept_tokens=300, stream=io.StringIO(), clock=clock)
+    progress.add_tokens(0, 0)
     clock.now += 10
     assert progress.line().startswith("300 of about 1.0 k tokens, 30 %, 0 tokens/s; ")
     progress.add_tokens(200, 200)
@@ -80,6 +100,7 @@ def test_what_an_earlier_run_has_computed_is_in_no_speed() -> None:
     """Of documents that go on from its states; they are in the time that is left, as those to come may go on so too."""
     clock = Clock()
     progress = Progress(1000, 2, stream=io.StringIO(), clock=clock)
+    progress.add_tokens(0, 0)
     clock.now += 10
     progress.add_tokens(100, 100)
     progress.add_shard(replace(report(0, 500), carried=Carried(continued_tokens=400)), 500)
