@@ -191,7 +191,13 @@ def _rate(word: str) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The words of `longscan-bench job`."""
-    parser.add_argument("--lengths", type=_lengths, default="lognormal:8000", metavar="KIND[:TOKENS]")
+    parser.add_argument(
+        "--lengths",
+        type=_lengths,
+        default="lognormal:8000",
+        metavar="KIND[:TOKENS]",
+        help="constant, lognormal by its median, giant: one document, or mixed: a giant, log-normal ones and many of 500",
+    )
     parser.add_argument("--tokens", type=_positive, default=2_000_000, help="of the whole corpus, about")
     parser.add_argument("--model", default=DEMO, help="folder of the model, and of the tokenizer")
     parser.add_argument("--shape", choices=SHAPES, help="instead of a model, random weights of this shape")

@@ -24,7 +24,7 @@ from longscan.pipeline.commit.ledger import RUN, forget_report, read_reports, re
 from longscan.pipeline.commit.lock import RunLock
 from longscan.pipeline.config import TaskConfig
 from longscan.pipeline.errors import OutputError
-from longscan.pipeline.plan.fingerprint import Facts, explain_difference, fingerprint
+from longscan.pipeline.plan.fingerprint import NO_KEY, Facts, explain_difference, fingerprint
 from longscan.pipeline.plan.planner import Plan
 from longscan.pipeline.shards import ShardReport, SourceFile
 from longscan.pipeline.storage.disk import TEMPORARY
@@ -237,10 +237,15 @@ def _facts_of(place: Location) -> Facts | None:
 def _check_same(place: Location, found: Facts | None, facts: Facts, overwrite: bool) -> None:
     if found is None or overwrite or fingerprint(found) == fingerprint(facts):
         return
+    settings = explain_difference({**found, "files": []}, {**facts, "files": []})
     changes = "\n".join(f"  {line}" for line in explain_difference(found, facts))
-    same_files = found.get("files") == facts.get("files")
-    same_keys = {**found, "files": None} == {**facts, "files": None}
-    how = " and ".join(["set these keys as they were"] * (not same_keys) + ["put the input files back as they were"] * (not same_files))
+    given = [line for line in settings if not line.endswith(NO_KEY)]
+    ways = {
+        "set these keys as they were": bool(given),
+        "have what is no key as it was (the model's files, the device, what is installed)": bool(settings) and not given,
+        "put the input files back as they were": found.get("files") != facts.get("files"),
+    }
+    how = " and ".join(way for way, counts in ways.items() if counts)
     raise OutputError(
         f"{place}: holds a run of other settings or another input. What changed from that run to this one:\n{changes}\n"
         f"To go on with that run {how}; else set another output.path, or output.overwrite=true to replace it"

@@ -81,11 +81,15 @@ def _fetch(what: str, path: str, revision: str | None, wanted: Sequence[str]) ->
                 f"{found}, and {path}{of} is not whole in the hub's cache at {constants.HF_HUB_CACHE}, which alone is asked while "
                 f"HF_HUB_OFFLINE is set. Unset it, or fetch it beforehand: {how}"
             ) from error
-        raise ModelError(f"{found}, and the hub did not give {path}{of}: {_reason(error)}") from error
+        raise ModelError(
+            f"{found}, and the hub did not give {path}{of}: {_reason(error)}. Where it cannot be reached give a folder, or fetch it "
+            f"beforehand, where it can: {how}"
+        ) from error
     except Exception as error:  # the hub's client raises what its network library does
         raise ModelError(f"{found}, and the hub did not give it: {_reason(error)}") from error
     return Fetched(str(folder), folder.name)
 
 
 def _reason(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return said.removeprefix("Got: ").rstrip(".")

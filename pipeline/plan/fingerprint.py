@@ -16,6 +16,11 @@ from longscan.pipeline.wording import file_version
 MOST_FILES = 5
 """Changed input files that are named one by one."""
 
+FOLLOW_THE_TASK = ("model.context_id", "model.add_bos")
+"""Besides all that is under `task`."""
+NO_KEY = " (no key)"
+"""Behind what no job is told: it follows from keys, or is of the model's files, the device or what is installed."""
+
 Facts = dict[str, Any]
 
 
@@ -92,14 +97,31 @@ def provenance(facts: Mapping[str, Any]) -> Facts:
 
 
 def explain_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """One line for each thing that changed from `old` to `new`; empty if and only if their fingerprints are equal."""
+    """One line for each thing that changed from `old` to `new`; empty if and only if their fingerprints are equal.
+
+    Of another task its name alone, without what follows from it. What is no key of a job ends with NO_KEY.
+    """
     before, after = dict(_flat(old)), dict(_flat(new))
-    lines = []
+    tasks = [side.get("task.name", "not set") for side in (before, after)]
+    other_task = tasks[0] != tasks[1]
+    lines = [f"task: {tasks[0]} -> {tasks[1]}"] if other_task else []
     for key in sorted(before.keys() | after.keys()):
+        if other_task and (key.startswith("task.") or key in FOLLOW_THE_TASK):
+            continue
         was, now = (json.dumps(side[key], sort_keys=True) if key in side else "not set" for side in (before, after))
         if was != now:
-            lines.append(f"{key}: {was} -> {now}")
+            lines.append(f"{key}: {was} -> {now}{'' if _is_key(key) else NO_KEY}")
     return lines + _file_lines(old.get("files", []), new.get("files", []))
+
+
+def _is_key(name: str) -> bool:
+    """Whether a job can be told it."""
+    place: Any = JobConfig()
+    for part in name.split("."):
+        if not hasattr(place, part):
+            return False
+        place = getattr(place, part)
+    return True
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

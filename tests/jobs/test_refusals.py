@@ -113,7 +113,8 @@ class TestAnotherDevice:
     def test_of_another_kind(self, job: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         monkeypatch.setattr(prepare, "look_at_device", lambda _: Device("cuda", "a GPU", 1 << 34, (9, 0)))
         assert main(job) == 2
-        assert '  device: "cpu" -> "cuda"\n' in capsys.readouterr().err
+        assert '  device: "cpu" -> "cuda" (no key)\n' in (said := capsys.readouterr().err)
+        assert "To go on with that run have what is no key as it was" in said
 
     def test_a_gpu_that_would_scan_in_another_form_goes_on_in_that_of_the_run(
         self, model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -143,7 +144,7 @@ class TestAnotherDevice:
         config = compose_job(words(model, source, tmp_path / "out", "cluster=inprocess", "model.dtype=float32"))
         plain = prepare.prepare(config).facts
         monkeypatch.setattr("torch.get_float32_matmul_precision", lambda: "high")
-        assert explain_difference(plain, prepare.prepare(config).facts) == ['versions.products: not set -> "TF32"']
+        assert explain_difference(plain, prepare.prepare(config).facts) == ['versions.products: not set -> "TF32" (no key)']
 
 
 def test_automatic_sizes_are_those_of_the_first_start(model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

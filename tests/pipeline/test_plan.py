@@ -356,9 +356,9 @@ def test_every_key_that_changes_results_changes_the_fingerprint_and_is_named(key
 @pytest.mark.parametrize(
     ("on", "line"),
     [
-        (("cuda", "torch", None), 'device: "cpu" -> "cuda"'),
+        (("cuda", "torch", None), 'device: "cpu" -> "cuda" (no key)'),
         (("cpu", "cutile", None), 'engine.backend: "torch" -> "cutile"'),
-        (("cpu", "torch", 8), "engine.span_tiles: null -> 8"),
+        (("cpu", "torch", 8), "engine.span_tiles: null -> 8 (no key)"),
     ],
 )
 def test_what_a_run_computes_on_is_in_the_fingerprint(on: tuple[str, str, int | None], line: str) -> None:
@@ -388,9 +388,18 @@ def test_what_changed_of_model_backend_and_versions() -> None:
     new = facts(model={"hash": "xyz", "tokenizer": "def"}, on=("cpu", "cutile", None), versions={"longscan": "0.1.0", "ssd.tuning": "3"})
     assert explain_difference(facts(), new) == [
         'engine.backend: "torch" -> "cutile"',
-        'model.hash: "abc" -> "xyz"',
-        'versions.ssd.tuning: not set -> "3"',
+        'model.hash: "abc" -> "xyz" (no key)',
+        'versions.ssd.tuning: not set -> "3" (no key)',
     ]
+
+
+def test_of_another_task_its_name_is_told_and_what_does_not_follow_from_it() -> None:
+    """Its own settings, and the token before each document that it wants or does not want, are no keys to be set back."""
+    score, embed = changed("task.name", "score"), changed("task.name", "embed")
+    embed.seed = 1
+    with_context = {"hash": "abc", "context_id": 0}
+    found = explain_difference(facts(score, model=with_context), facts(embed, model=with_context | {"context_id": None}))
+    assert found == ["task: score -> embed", "seed: 0 -> 1"]
 
 
 def test_what_changed_of_the_files() -> None:

@@ -316,7 +316,7 @@ def test_a_part_of_states_that_is_gone_is_made_anew_and_overwrite_removes_all(mo
         (("task.score.first_token=skip",), "task.score.first_token"),
         (("task.embedding.window_tokens=64", "task.score.window_tokens=64"), "window_tokens: 192 -> 64"),
         (("input.tokens_column=ids",), "tokenizer"),
-        (("task=embed",), "task.name"),
+        (("task=embed",), "task: embed_score -> embed"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
