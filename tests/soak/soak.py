@@ -76,8 +76,10 @@ class Soak:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_BACKEND_LOG_LEVEL": "fatal"}
         os.environ |= self.environment
         import ray
+        from ray._private.authentication_test_utils import reset_auth_token_state
         from ray.cluster_utils import Cluster
 
+        reset_auth_token_state()  # a process that has been part of a cluster before goes on asking for what was there then
         self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
         try:
             for _ in range(self.num_nodes):
