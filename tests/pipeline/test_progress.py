@@ -24,16 +24,22 @@ def report(index: int, tokens: int, *, documents: int = 1, errors: int = 0) -> S
     return ShardReport(index, documents, errors, tokens, 0, 1.0)
 
 
+def at_work(estimated_tokens: int, num_shards: int, *, kept_tokens: int = 0) -> Progress:
+    """Of a run whose worker is at work for ten seconds, without having come to a token."""
+    clock = Clock()
+    progress = Progress(estimated_tokens, num_shards, kept_tokens=kept_tokens, stream=io.StringIO(), clock=clock)
+    progress.add_tokens(0, 0)
+    clock.now += 10
+    return progress
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
 
 def test_line_before_during_and_after() -> None:
-    clock = Clock()
-    progress = Progress(1000, 2, stream=io.StringIO(), clock=clock)
-    progress.add_tokens(0, 0)
-    clock.now += 10
+    progress = at_work(1000, 2)
     assert progress.line() == "0 of about 1.0 k tokens, 0 %, 0 tokens/s; 0 of 2 shards, 0 documents, 0 errors"
     progress.add_tokens(250, 250)
     assert progress.line().startswith("250 of about 1.0 k tokens, 25 %, 25 tokens/s, 0:30 left; 0 of 2 shards")
@@ -45,10 +51,7 @@ def test_line_before_during_and_after() -> None:
 
 def test_until_a_shard_is_done_the_estimate_follows_what_went_through() -> None:
     """A run of one giant's shard: how many bytes its tokens take is known long before the shard is done."""
-    clock = Clock()
-    progress = Progress(1000, 2, stream=io.StringIO(), clock=clock)
-    progress.add_tokens(0, 0)
-    clock.now += 10
+    progress = at_work(1000, 2)
     progress.add_tokens(300, 200)
     assert progress.line().startswith("300 of about 1.5 k tokens, 20 %, 30 tokens/s, 0:40 left; 0 of 2 shards")
     progress.set_tokens(600, 300)
@@ -83,10 +86,7 @@ def test_the_start_of_the_workers_is_in_the_time_of_a_run_that_ended_and_in_no_s
 
 
 def test_what_earlier_starts_have_kept_is_there_from_the_beginning_and_in_no_speed() -> None:
-    clock = Clock()
-    progress = Progress(1000, 2, kept_tokens=300, stream=io.StringIO(), clock=clock)
-    progress.add_tokens(0, 0)
-    clock.now += 10
+    progress = at_work(1000, 2, kept_tokens=300)
     assert progress.line().startswith("300 of about 1.0 k tokens, 30 %, 0 tokens/s; ")
     progress.add_tokens(200, 200)
     assert progress.line().startswith("500 of about 1.0 k tokens, 50 %, 20 tokens/s, 0:25 left; ")
@@ -98,10 +98,7 @@ def test_what_earlier_starts_have_kept_is_there_from_the_beginning_and_in_no_spe
 
 def test_what_an_earlier_run_has_computed_is_in_no_speed() -> None:
     """Of documents that go on from its states; they are in the time that is left, as those to come may go on so too."""
-    clock = Clock()
-    progress = Progress(1000, 2, stream=io.StringIO(), clock=clock)
-    progress.add_tokens(0, 0)
-    clock.now += 10
+    progress = at_work(1000, 2)
     progress.add_tokens(100, 100)
     progress.add_shard(replace(report(0, 500), carried=Carried(continued_tokens=400)), 500)
     assert progress.line().startswith("500 of about 1.0 k tokens, 50 %, 10 tokens/s, 0:10 left; ")
